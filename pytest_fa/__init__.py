@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pytest_fa.candidate.forward import Forward
     from pytest_fa.catalog.case import Case
-    from pytest_fa.table.shown_record import ShownRecord
+    from pytest_fa.features.api.shown_record import ShownRecord
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "check", "gate", "load", "time"]

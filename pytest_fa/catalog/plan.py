@@ -11,10 +11,8 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.claims import claim_cases
 from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.fit import Fits, cases_for
-from pytest_fa.catalog.properties import properties_of, sanitizer_case
+from pytest_fa.catalog.properties import properties_of
 from pytest_fa.catalog.variant import BrokenVariant, Device, Variant
-from pytest_fa.features.selftest.exploits import EXPLOITS, HONEST_TWINS
-from pytest_fa.features.selftest.faults import FAULTS, TWINS
 
 AnyVariant = Variant | BrokenVariant
 
@@ -35,7 +33,6 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
     companions: tuple[Variant, ...]
     cases: tuple[Case, ...]
     cases_are_named: bool = False
-    sanitizers: tuple[str, ...] = ()
     fits: Fits = ()
     gpu: bool = False
     judges_claims: bool = False
@@ -67,11 +64,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
     @property
     def first_cases(self) -> list[Case]:
         """The first seed of each shape that a chosen variant runs: those cases are timed."""
-        return _first_seeds(case for variant in self.runnable for case in self.cases_of(variant))
+        return first_seeds(case for variant in self.runnable for case in self.cases_of(variant))
 
     def fitted_to(self, dtype: str) -> Variant | None:
         """Return a chosen variant that has a case of this dtype, after its cases were adapted to it."""
-        fitted = (variant for variant in self._judged if any(case.dtype == dtype for case in self.cases_of(variant)))
+        fitted = (variant for variant in self.judged if any(case.dtype == dtype for case in self.cases_of(variant)))
         return next(fitted, None)
 
     @cached_property
@@ -82,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
     @cached_property
     def checks(self) -> list[tuple[Variant, Case]]:
         """The pairs of `test_correct`: each judged variant with each case."""
-        return [(variant, case) for variant in self._judged for case in self.cases_of(variant)]
+        return [(variant, case) for variant in self.judged for case in self.cases_of(variant)]
 
     @cached_property
     def claims(self) -> list[tuple[Variant, Case]]:
@@ -90,7 +87,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
         if not self.judges_claims:
             return []
         pairs: list[tuple[Variant, Case]] = []
-        for variant in self._judged:
+        for variant in self.judged:
             cases = self.cases_of(variant)
             seed = cases[0].seed if cases else 0
             pairs += [(variant, case) for case in claim_cases(variant, cases, seed, self.dtypes)]
@@ -117,17 +114,17 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
         """The pairs of `test_property`: each judged variant with its properties; none with `--fa-case`."""
         if self.cases_are_named:
             return []
-        return [(variant, name) for variant in self._judged for name in properties_of(variant)]
+        return [(variant, name) for variant in self.judged for name in properties_of(variant)]
 
     @cached_property
     def timings(self) -> list[tuple[Variant, Case]]:
-        """The pairs of `test_speed`: the pairs of `profiles`, then each companion with each of their shapes.
+        """The pairs of `test_speed`: the pairs of `first_seeds`, then each companion with each of their shapes.
 
         A case of scores has no baseline as a companion, because baselines compute attention.  On a machine with a GPU,
         a companion is timed only at the shapes of variants that run on the same device, the GPU or the CPU.  A
         companion without e4m3 is timed in the dtype of the output.
         """
-        shapes = _first_seeds(case for _, case in self.profiles)
+        shapes = first_seeds(case for _, case in self.first_seeds)
         companions = [variant for variant in self.companions if self.is_companion(variant)]
         pairs = [
             (variant, case)
@@ -135,7 +132,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
             for case in dict.fromkeys(_comparison(variant, case) for case in shapes)
             if self._is_comparable(variant, case)
         ]
-        return self.profiles + pairs
+        return self.first_seeds + pairs
 
     def _is_comparable(self, companion: Variant, case: Case) -> bool:
         """Whether the companion computes the case, on a device on which a chosen variant runs it.
@@ -149,37 +146,15 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
     def _devices(self) -> dict[str, set[Device | None]]:
         """The devices on which the chosen variants run on this machine, by shape id; for e4m3 also by that in fp16."""
         devices: dict[str, set[Device | None]] = {}
-        for variant, case in self.profiles:
+        for variant, case in self.first_seeds:
             for each in (case, case.with_dtype(case.out_dtype)):
                 devices.setdefault(each.shape_id, set()).add(variant.device_for(gpu=self.gpu))
         return devices
 
     @cached_property
-    def profiles(self) -> list[tuple[Variant, Case]]:
-        """The pairs of `test_profile`: each variant with the first seed of each shape; companions only if selected."""
-        return [(variant, case) for variant in self.runnable for case in _first_seeds(self.cases_of(variant))]
-
-    @cached_property
-    def sanitized(self) -> list[tuple[Variant, Case, str]]:
-        """The triples of `test_sanitize`: each judged variant, on a small case or the named ones, with each tool."""
-        if not self.sanitizers:
-            return []
-        pairs = [(variant, case) for variant in self._judged for case in self._sanitized_cases(variant)]
-        return [(variant, case, tool) for variant, case in pairs for tool in self.sanitizers]
-
-    def _sanitized_cases(self, variant: Variant) -> list[Case]:
-        return _first_seeds(self.cases_of(variant)) if self.cases_are_named else [sanitizer_case(variant)]
-
-    @cached_property
-    def gated(self) -> list[Variant]:
-        """The variants of `test_gate`: those of attention whose output is judged, without probes."""
-        return [variant for variant in self.runnable if variant.may_be_gated]
-
-    @cached_property
-    def faults(self) -> list[Variant]:
-        """The variants of the self-test: wrong kernels, exploits, and correct twins of both."""
-        names = {*FAULTS, *TWINS, *EXPLOITS, *HONEST_TWINS}
-        return [variant for variant in self.runnable if variant.name in names]
+    def first_seeds(self) -> list[tuple[Variant, Case]]:
+        """Each variant with the first seed of each shape; companions only if selected."""
+        return [(variant, case) for variant in self.runnable for case in first_seeds(self.cases_of(variant))]
 
     @cached_property
     def runnable(self) -> list[Variant]:
@@ -195,7 +170,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
         return frozenset(each.name for each in self.companions) - {each.name for each in self.runnable}
 
     @cached_property
-    def _judged(self) -> list[Variant]:
+    def judged(self) -> list[Variant]:
+        """The chosen variants whose output is judged."""
         return [variant for variant in self.runnable if variant.is_judged]
 
     @cached_property
@@ -210,7 +186,7 @@ def _comparison(companion: Variant, case: Case) -> Case:
     return case if has_dtype else case.with_dtype(case.out_dtype)
 
 
-def _first_seeds(cases: Iterable[Case]) -> list[Case]:
+def first_seeds(cases: Iterable[Case]) -> list[Case]:
     """Return the first case of each shape."""
     first: dict[str, Case] = {}
     for case in dict.fromkeys(cases):
@@ -225,9 +201,8 @@ def make_plan(
     *,
     cases_are_named: bool = False,
     fits: Fits = (),
-    sanitizers: tuple[str, ...] = (),
     gpu: bool = False,
 ) -> Plan:
     """Return the plan for the chosen variants and cases."""
     companions = [variant for variant in catalog.variants.values() if variant.runs_beside_others]
-    return Plan(chosen, tuple(companions), cases, cases_are_named, sanitizers, fits, gpu)
+    return Plan(chosen, tuple(companions), cases, cases_are_named, fits, gpu)

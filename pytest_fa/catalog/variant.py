@@ -214,11 +214,6 @@ class Variant(msgspec.Struct, frozen=True):
         """Whether its output is checked.  Variants that compute nothing or omit a phase are not judged."""
         return self.role != "overhead" and not self.omits
 
-    @property
-    def may_be_gated(self) -> bool:
-        """Whether it can be gated: it computes attention and is judged; probes have no baseline."""
-        return self.is_judged and self.role != "probe" and self.computes == "attention"
-
     def can_compute(self, case: Case) -> bool:
         """Return whether it computes what the case requires; the role `overhead` computes nothing and always fits."""
         return self.role == "overhead" or case.computes == self.computes

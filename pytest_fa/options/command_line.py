@@ -13,7 +13,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_fa.options.flags import OPTIONS
+from pytest_fa.feature import Part, suite_tests
+from pytest_fa.options.flags import all_options
 
 if TYPE_CHECKING:
     import pytest
@@ -22,19 +23,19 @@ SUITE = "pytest_fa.suite"
 SUITE_FOLDER = Path(__file__).parents[1] / "suite"
 JUDGE_INI = Path(__file__).parents[1] / "features" / "judge_command" / "judge.ini"  # of `python -m pytest_fa judge`
 SUITE_FILES = {"test_attention.py": f"{SUITE}.test_attention", "selftest.py": f"{SUITE}.selftest"}
-_FLAGS = frozenset(option.flag for option in OPTIONS)
 # Options of pytest and pytest-benchmark that change what a test does.  A rerun command repeats them as they were typed.
 _REPEATED = ("-p", "-o", "-c", "--rootdir", "--confcutdir", "--import-mode")
 _REPEATED_SWITCHES = ("--noconftest", "--benchmark-disable")
-_SUITE_TEST = re.compile(r"test_(?:build|correct|property|gate|speed|profile|sanitize|judge|sweep|sweep_end)\[.+\]")
-_WITH_CASE = re.compile(r"(?P<variant>.+?)-(?P<case>b\d+h\d+s\d+d\d+-.*?)(?:-(?:mem|race|sync|init)check)?")
+_SUITE_TESTS = ("test_build", "test_correct", "test_property", "test_speed")
+_WITH_CASE = re.compile(r"(?P<variant>.+?)-(?P<case>b\d+h\d+s\d+d\d+-.*?)(?:-[a-z]+check)?")
 LAST_FAILED_HINT = "; --lf runs the failed tests of earlier runs; `pytest --cache-clear` makes pytest forget them"
 _LONG_FORMS = {"-o": "--override-ini", "-c": "--config-file"}
 
 
 def is_typed(config: pytest.Config) -> bool:
     """Whether the user typed an option of pytest-fa; those of the ini file and of `addopts` do not count."""
-    return any(str(word).partition("=")[0] in _FLAGS for word in config.invocation_params.args)
+    flags = {option.flag for option in all_options()}
+    return any(str(word).partition("=")[0] in flags for word in config.invocation_params.args)
 
 
 def implies_suite(config: pytest.Config) -> bool:
@@ -76,17 +77,18 @@ def name_every_seed(config: pytest.Config, ids: dict[str, list[str]]) -> None:
     config.args[:] = words
 
 
-def choose_tests(config: pytest.Config, *, selftest: bool) -> None:
+def choose_tests(config: pytest.Config, suite_file: str) -> None:
     """Set the tests that pytest collects: the shipped suite if it is implied, and ids in the form that was printed."""
     named = [suite_id(word, config.invocation_params.dir) for word in config.args]
-    if selftest:
-        in_selftest = [name for name in named if name and name.startswith(f"{SUITE}.selftest::")]
-        config.args[:] = in_selftest or [f"{SUITE}.selftest"]
+    is_other = suite_file != Part.suite_file
+    if is_other:
+        module = SUITE_FILES[suite_file]
+        config.args[:] = [name for name in named if name and name.startswith(f"{module}::")] or [module]
     elif implies_suite(config):
         config.args[:] = [SUITE]
     else:
         config.args[:] = [name or word for name, word in zip(named, config.args, strict=True)]
-    config.option.pyargs |= selftest or config.args == [SUITE] or any(named)
+    config.option.pyargs |= is_other or config.args == [SUITE] or any(named)
     if config.option.deselect:
         config.option.deselect += [text for word in config.option.deselect for text in _other_forms(word, config)]
 
@@ -106,9 +108,15 @@ def suite_id(word: str, folder: Path) -> str | None:
     if path.parts[-2:] == ("pytest_fa", "suite") and not test:
         return SUITE
     parents, module = path.parts[:-1], SUITE_FILES.get(path.name)
-    is_full_id = parents in ((), ("suite",)) and _SUITE_TEST.fullmatch(test)
+    is_full_id = parents in ((), ("suite",)) and _is_suite_test(test)
     is_printed = is_full_id or parents[-2:] == ("pytest_fa", "suite")
     return f"{module}{separator}{test}" if module and is_printed else None
+
+
+def _is_suite_test(test: str) -> bool:
+    """Whether this is the full id of a test of the shipped suite."""
+    name, bracket, _ = test.partition("[")
+    return bool(bracket) and test.endswith("]") and name in (*_SUITE_TESTS, *suite_tests())
 
 
 def named_tests(config: pytest.Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -121,8 +129,8 @@ def named_tests(config: pytest.Config) -> tuple[tuple[str, ...], tuple[str, ...]
         if match:
             variants.append(match["variant"])
             cases.append(match["case"])
-        elif test != "test_judge":  # a property or a sanitizer follows the variant's name
-            is_pair = test in ("test_property", "test_sanitize")
+        elif test not in suite_tests() or suite_tests()[test][1].file == Part.suite_file:
+            is_pair = test == "test_property" or (test in suite_tests() and suite_tests()[test][1].is_pair)
             variants.append(parameters.rpartition("-")[0] if is_pair else parameters)
     return tuple(dict.fromkeys(variants)), tuple(dict.fromkeys(cases))
 

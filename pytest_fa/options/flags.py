@@ -1,51 +1,44 @@
-"""Every option of pytest-fa: one row each, with its help text."""
+"""The options that every run has: one row each, with its help text.  Those of a feature are in its folder."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from typing import TYPE_CHECKING
+
+from pytest_fa.feature import OptionRow, features
 
 if TYPE_CHECKING:
     import pytest
 
 
-@dataclasses.dataclass(frozen=True)
-class OptionRow:
-    """A command-line flag and the ini key of the same name.  A row without a metavar is a switch."""
-
-    flag: str
-    help: str
-    metavar: str | None = None
-    ini_default: str = ""
-    repeats: bool = False
-
-    @property
-    def dest(self) -> str:
-        """The ini key and the attribute of pytest's config: `--fa-suite` is `fa_suite`."""
-        return self.flag.removeprefix("--").replace("-", "_")
-
-
-OPTIONS = (
+RUN_OPTIONS = (
     OptionRow(
         "--fa-variant",
         "run these variants: names, globs, or NAME@DEFINE=VALUE; default: every candidate",
         "NAME[,GLOB...]",
     ),
     OptionRow("--fa-list", "list the variants and stop"),
-    OptionRow("--fa-kernels", "folders that contain <variant>/variant.yaml", "DIR[,DIR...]", "kernels"),
+    OptionRow("--fa-kernels", "folders that contain <variant>/variant.yaml", "DIR[,DIR...]", "kernels", in_rerun=True),
     OptionRow(
         "--fa-suite",
         "suites of cases to run: smoke, history, mission, edge, long, decode, fp8",
         "NAME[,NAME...]",
         "history",
+        in_selection=True,
     ),
     OptionRow(
         "--fa-case",
         "run only these cases: exact ids, of a suite or not, or globs over the suite; no property tests",
         "ID|GLOB[,...]",
+        in_selection=True,
     ),
-    OptionRow("--fa-seeds", "random seeds: N runs seeds 0 to N-1, a list such as 3,7 (or 3,) runs those", "N|A,B,..."),
-    OptionRow("--fa-dtype", "run every case in these dtypes: fp16, bf16, fp32", "DTYPE[,DTYPE...]"),
+    OptionRow(
+        "--fa-seeds",
+        "random seeds: N runs seeds 0 to N-1, a list such as 3,7 (or 3,) runs those",
+        "N|A,B,...",
+        in_selection=True,
+    ),
+    OptionRow("--fa-dtype", "run every case in these dtypes: fp16, bf16, fp32", "DTYPE[,DTYPE...]", in_selection=True),
     OptionRow(
         "--fa-define",
         "build the selected variants once more for every value of this macro; may be repeated",
@@ -57,61 +50,33 @@ OPTIONS = (
         "let manifests use this compiler flag (or glob), which is not on the list of allowed flags; may be repeated",
         "FLAG",
         repeats=True,
+        in_rerun=True,
     ),
     OptionRow(
         "--fa-arch",
         "compile for these architectures, such as sm_90a,sm_120; default: that of the GPU, or without one the last of "
         "the manifest",
         "ARCH[,ARCH...]",
+        in_rerun=True,
     ),
     OptionRow(
         "--fa-tolerance",
         "use this tolerance policy instead of the manifests': same_precision, absolute, fp8",
         "POLICY",
+        in_rerun=True,
     ),
     OptionRow(
         "--fa-soak",
         "repeat every checked call N times and compare bit by bit; default: as many as fit in 0.5 s, on a GPU at most "
         "10,000 and on the CPU at most 100; once a shape was repeated, a tenth of these for its other seeds",
         "N",
+        in_rerun=True,
     ),
     OptionRow(
         "--fa-watchdog",
         "report a launch that takes longer as a hang; default: 10, or 300 for variants of kind python",
         "SECONDS",
-    ),
-    OptionRow("--fa-selftest", "test the checks: every broken kernel must fail its check, every correct one must pass"),
-    OptionRow(
-        "--fa-gate",
-        "pass only if device_us is below RATIO times that of the fastest SDPA backend, on every shape",
-        "RATIO",
-    ),
-    OptionRow(
-        "--fa-gate-baseline",
-        "gate against this variant, or against a cached build, instead of SDPA",
-        "NAME|key:KEY",
-    ),
-    OptionRow(
-        "--fa-gate-gpus",
-        "gate on the first N visible GPUs, or on all of them, at the same time: one verdict, and the ratio of each GPU",
-        "N|all",
-    ),
-    OptionRow(
-        "--fa-sweep",
-        "search the values in the manifest's `sweep` for the fastest configuration, and gate it against the variant",
-        "NAME",
-    ),
-    OptionRow("--fa-trials", "configurations that --fa-sweep tries at most", "N", "100"),
-    OptionRow(
-        "--fa-study",
-        "journal file, or URL of a database, of --fa-sweep; default: artifacts/sweeps/NAME.journal",
-        "FILE|URL",
-    ),
-    OptionRow(
-        "--fa-sampler",
-        "how --fa-sweep searches a space with more configurations than --fa-trials: tpe, or nsga2 (evolutionary)",
-        "NAME",
-        "tpe",
+        in_rerun=True,
     ),
     OptionRow(
         "--fa-baselines",
@@ -122,45 +87,47 @@ OPTIONS = (
         "needed",
     ),
     OptionRow(
-        "--fa-watch",
-        "after the run stay; build, check and time a variant again whenever one of its files is saved",
-    ),
-    OptionRow("--ncu", "after the checks, profile each variant and shape with Nsight Compute in a separate process"),
-    OptionRow(
-        "--ncu-set",
-        "hardware counters that --ncu collects: verdict, occupancy, tensor, memory, stalls, full",
-        "NAME",
-        "verdict",
-    ),
-    OptionRow("--ncu-strict", "fail instead of skipping when Nsight Compute cannot read the counters"),
-    OptionRow("--ncu-sudo", "run Nsight Compute with `sudo -n`"),
-    OptionRow(
-        "--fa-sanitize",
-        "run compute-sanitizer (memcheck, racecheck, synccheck, initcheck) on a small case or those of --fa-case",
-        "TOOL[,TOOL...]",
-    ),
-    OptionRow(
         "--fa-static",
         "only compile, for every architecture, and report the SASS and what does not fit; needs no GPU",
+        why_once="it runs kernels, and --fa-static only compiles",
     ),
     OptionRow("--fa-require-gpu", "fail instead of skipping when there is no GPU"),
     OptionRow("--fa-clean", "first delete the cached builds of the selected variants"),
-    OptionRow("--fa-cache", "cache folder of builds; default: pytest-fa in the user's cache folder", "DIR"),
-    OptionRow("--fa-no-build", "never compile: use cached builds only, including those made on another machine"),
-    OptionRow("--fa-save", "also save the records of this run in the records folder, profiles/<gpu>/"),
     OptionRow(
-        "--fa-shard", "run part I of N, split by shape; `python -m pytest_fa records merge` joins the parts", "I/N"
+        "--fa-cache", "cache folder of builds; default: pytest-fa in the user's cache folder", "DIR", in_rerun=True
     ),
-    OptionRow("--fa-html", "write the report of this run, one HTML file that opens offline", "FILE"),
+    OptionRow(
+        "--fa-no-build",
+        "never compile: use cached builds only, including those made on another machine",
+        why_once="a source that was saved must be compiled",
+    ),
+    OptionRow(
+        "--fa-save",
+        "also save the records of this run in the records folder, profiles/<gpu>/",
+        why_once="records are saved from a run that ends",
+    ),
     OptionRow("--fa-artifacts", "folder for the records of the latest run", "DIR", "artifacts"),
     OptionRow("--fa-profiles", "records folder of --fa-save, with one subfolder per GPU", "DIR", "profiles"),
 )
 
 
+@functools.cache
+def all_options() -> tuple[OptionRow, ...]:
+    """The options of every run, then those of each feature."""
+    return (*RUN_OPTIONS, *(row for feature in features() for row in feature.options))
+
+
 def register(parser: pytest.Parser) -> None:
-    """Add every option to pytest's command line and ini file."""
-    group = parser.getgroup("fa", "attention kernels (pytest-fa)")
-    for option in OPTIONS:
+    """Add every option to pytest's command line and ini file; each feature has a group of its own."""
+    _add_group(parser, "fa", "attention kernels (pytest-fa)", RUN_OPTIONS)
+    for feature in features():
+        if feature.options:
+            _add_group(parser, f"fa-{feature.name}", f"attention kernels: {feature.title}", feature.options)
+
+
+def _add_group(parser: pytest.Parser, name: str, title: str, rows: tuple[OptionRow, ...]) -> None:
+    group = parser.getgroup(name, title)
+    for option in rows:
         default = f", default {option.ini_default}" if option.ini_default else ""
         help_text = f"{option.help} (ini: {option.dest}{default})"
         if option.metavar is None:

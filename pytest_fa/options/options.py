@@ -3,43 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pytest_fa.earlier import POLICIES, renamed
 from pytest_fa.errors import UsageProblem
+from pytest_fa.feature import CaseRules, OptionRow, Part, features, suite_tests
 from pytest_fa.options import values
 from pytest_fa.options.command_line import named_tests, rerun_words
-from pytest_fa.options.flags import OPTIONS, OptionRow
+from pytest_fa.options.flags import all_options
 
 if TYPE_CHECKING:
     import pytest
 
-# Options that decide how a variant is selected, built or checked.  A rerun command repeats them.
-RERUN = (
-    "fa_kernels",
-    "fa_arch",
-    "fa_tolerance",
-    "fa_soak",
-    "fa_watchdog",
-    "fa_gate",
-    "fa_gate_baseline",
-    "fa_gate_gpus",
-    "fa_cache",
-    "fa_allow_flag",
-)
-# Options that select the cases.  The command that a run proposes repeats them; a rerun command names its case instead.
-SELECTION = ("fa_suite", "fa_case", "fa_seeds", "fa_dtype")
-# Tests of the suite that exist only with an option, and the field that says so.
-ON_REQUEST = {"test_gate": "gate", "test_profile": "ncu", "test_sanitize": "sanitizers"}
 Words = tuple[str, ...]
-NOT_IN_NAME = frozenset("*?[@")
-SamplerName = Literal["tpe", "nsga2"]
-# With one of these, no earlier time stands for a new one: workers must agree on the tests; a page or a log is kept.
-NEW_TIMES_OPTIONS = ("numprocesses", "tx", "htmlpath", "fa_html")
+# With one of these, no earlier time stands for a new one: the workers must agree on the tests.
+NEW_TIMES_OPTIONS = ("numprocesses", "tx")
+P = TypeVar("P", bound=Part)
 NEW_TIMES_VARIABLES = frozenset(("CI", "PYTEST_XDIST_WORKER"))
-SWEEP_TESTS = ("test_sweep", "test_sweep_end")  # the only ones of a run with --fa-sweep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +34,8 @@ class Options:
     and `selection` the options that select the cases, as they were typed.  `reuses_times` says whether times of
     baselines from the last minutes may stand for new ones: not with -n, for a page, or in CI.
     `is_given` is True if an option of pytest-fa or the id of a shipped test was used.  `notices` has a line for each
-    earlier name used.  `named_variants` and `named_cases` are those of the test ids on the command line.
+    earlier name used.  `named_variants` and `named_cases` are those of the test ids on the command line.  `parts` are
+    the options of the features that are used, and `used` the names of these features.
     """
 
     rootdir: Path
@@ -66,21 +51,7 @@ class Options:
     tolerance: str | None
     soak: int | None
     watchdog_seconds: float | None
-    selftest: bool
-    gate: float | None
-    gate_baseline: str | None
-    gate_gpus: int | None
-    sweep: str | None
-    trials: int
-    study: str | None
-    sampler: SamplerName
     baselines: str
-    watch: bool
-    ncu: bool
-    ncu_set: str
-    ncu_strict: bool
-    ncu_sudo: bool
-    sanitizers: tuple[str, ...]
     static: bool
     cache: Path
     artifacts: Path
@@ -90,8 +61,6 @@ class Options:
     no_build: bool
     require_gpu: bool
     save: bool
-    html: Path | None
-    shard: tuple[int, int] | None
     timing: bool
     rerun: tuple[str, ...]
     is_given: bool
@@ -100,16 +69,41 @@ class Options:
     named_cases: tuple[str, ...] = ()
     selection: tuple[str, ...] = ()
     reuses_times: bool = False
+    parts: tuple[Part, ...] = ()
+    used: tuple[str, ...] = ()
+
+    def part(self, kind: type[P]) -> P | None:
+        """The options of one feature; None if it is not used."""
+        return next((part for part in self.parts if isinstance(part, kind)), None)
+
+    @property
+    def suite_file(self) -> str:
+        """The file of the shipped suite that runs."""
+        return next((part.suite_file for part in self.parts if part.suite_file != Part.suite_file), Part.suite_file)
+
+    @property
+    def case_rules(self) -> CaseRules:
+        """How the run's cases differ from those of other runs."""
+        return next((part.case_rules for part in self.parts if part.case_rules is not Part.case_rules), Part.case_rules)
+
+    @property
+    def why_nothing(self) -> str:
+        """What a run without a result is told."""
+        return next((part.why_nothing for part in self.parts if part.why_nothing != Part.why_nothing), Part.why_nothing)
 
     def offers(self, test: str) -> bool:
         """Whether a test function of the shipped suite exists in this run."""
         if self.static:
             return test == "test_build"
-        if self.sweep:
-            return test in SWEEP_TESTS
-        if test in SWEEP_TESTS:
-            return False
-        return test not in ON_REQUEST or getattr(self, ON_REQUEST[test]) not in (None, (), False)
+        only = [name for part in self.parts for name in part.only_tests]
+        if only:
+            return test in only
+        return test not in suite_tests() or test in self.feature_tests
+
+    @functools.cached_property
+    def feature_tests(self) -> tuple[str, ...]:
+        """The tests of the shipped suite that the used features add."""
+        return tuple(name for name, (feature, _) in suite_tests().items() if feature.name in self.used)
 
 
 def wants_list(config: pytest.Config) -> bool:
@@ -128,18 +122,15 @@ def _words(config: pytest.Config) -> tuple[str, ...]:
     return tuple(str(word) for word in words)
 
 
-def _benchmark_words(config: pytest.Config) -> list[str]:
-    """The options of pytest-benchmark that were given, without those that only switch timings off."""
-    words = [word for word in _words(config) if word.startswith("--benchmark-")]
-    return [word for word in words if word not in ("--benchmark-disable", "--benchmark-skip")]
-
-
 def read(config: pytest.Config) -> Options:
     """The options of this run.  Raises `UsageProblem` for a value that is not allowed."""
     variants, cases = named_tests(config)
     options = _read(config, variants, cases, tuple(rerun_words(config)))
-    needs_new = NEW_TIMES_VARIABLES & os.environ.keys() or any(_is_used(config, dest) for dest in NEW_TIMES_OPTIONS)
-    return dataclasses.replace(options, reuses_times=not needs_new)
+    reader = ConfigReader(config, config.rootpath, os.environ)
+    used = {feature.name: part for feature in features() if (part := feature.read(reader)) is not None}
+    needs_new = bool(NEW_TIMES_VARIABLES & os.environ.keys()) or any(map(reader.is_used, NEW_TIMES_OPTIONS))
+    needs_new |= any(part.needs_new_times for part in used.values())
+    return dataclasses.replace(options, reuses_times=not needs_new, parts=tuple(used.values()), used=tuple(used))
 
 
 def _read(config: pytest.Config, named_variants: Words, named_cases: Words, rerun: Words) -> Options:
@@ -157,21 +148,7 @@ def _read(config: pytest.Config, named_variants: Words, named_cases: Words, reru
         arches=values.arches(_text(config, "fa_arch")),
         tolerance=values.policy(_text(config, "fa_tolerance")),
         watchdog_seconds=values.watchdog_seconds(_text(config, "fa_watchdog")),
-        selftest=_is_on(config, "fa_selftest"),
-        gate=_gate(config),
-        gate_baseline=_text(config, "fa_gate_baseline") or None,
-        gate_gpus=values.gate_gpus(_text(config, "fa_gate_gpus")),
-        sweep=_sweep(config),
-        trials=values.trials(_text(config, "fa_trials")),
-        study=_text(config, "fa_study") or None,
-        sampler=cast("SamplerName", values.one_of("--fa-sampler", _text(config, "fa_sampler"), values.SAMPLERS)),
         baselines=values.one_of("--fa-baselines", _text(config, "fa_baselines"), values.BASELINES),
-        watch=_watch(config),
-        ncu=_ncu(config),
-        ncu_set=values.one_of("--ncu-set", _text(config, "ncu_set") or values.NCU_SETS[0], values.NCU_SETS),
-        ncu_strict=_is_on(config, "ncu_strict"),
-        ncu_sudo=_is_on(config, "ncu_sudo"),
-        sanitizers=_sanitizers(config),
         static=_is_on(config, "fa_static"),
         soak=values.repeats(_text(config, "fa_soak")),
         cache=values.folder(rootdir, _text(config, "fa_cache")) or default_cache(),
@@ -182,15 +159,13 @@ def _read(config: pytest.Config, named_variants: Words, named_cases: Words, reru
         no_build=_is_on(config, "fa_no_build"),
         require_gpu=_is_on(config, "fa_require_gpu"),
         save=_is_on(config, "fa_save"),
-        html=values.html_file(rootdir, _text(config, "fa_html")),
-        shard=values.shard(_text(config, "fa_shard")),
         timing=not config.getoption("benchmark_disable", default=False),
         rerun=(*rerun, *_repeated_options(config)),
-        is_given=bool(named_variants) or any(_is_given(config, option) for option in OPTIONS),
+        is_given=bool(named_variants) or any(_is_given(config, option) for option in all_options()),
         notices=_notices(config),
         named_variants=named_variants,
         named_cases=named_cases,
-        selection=_typed(config, SELECTION),
+        selection=_typed(config, lambda row: row.in_selection),
     )
 
 
@@ -211,7 +186,7 @@ class NothingGiven:
 
     def getini(self, dest: str) -> Any:  # noqa: ANN401  # a text or False
         """The default of an ini key."""
-        (row,) = (option for option in OPTIONS if option.dest == dest)
+        (row,) = (option for option in all_options() if option.dest == dest)
         return row.ini_default if row.metavar else False
 
 
@@ -248,12 +223,12 @@ def _is_given(config: pytest.Config, option: OptionRow) -> bool:
 
 def _repeated_options(config: pytest.Config) -> tuple[str, ...]:
     """The options that decide how a variant is selected, built and checked."""
-    return (*_typed(config, RERUN), *(("--fa-no-build",) if _is_on(config, "fa_no_build") else ()))
+    return (*_typed(config, lambda row: row.in_rerun), *(("--fa-no-build",) if _is_on(config, "fa_no_build") else ()))
 
 
-def _typed(config: pytest.Config, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The options of these names that were typed, with their values."""
-    used = [option for option in OPTIONS if option.dest in names and config.getoption(option.dest) is not None]
+def _typed(config: pytest.Config, is_meant: Callable[[OptionRow], bool]) -> tuple[str, ...]:
+    """The options of these rows that were typed, with their values."""
+    used = [option for option in all_options() if is_meant(option) and config.getoption(option.dest) is not None]
     return tuple(f"{option.flag}={value}" for option in used for value in _as_list(config.getoption(option.dest)))
 
 
@@ -286,65 +261,43 @@ def _repeated(config: pytest.Config, dest: str) -> tuple[str, ...]:
     return tuple(str(config.getini(dest)).split() if values_given is None else values_given)
 
 
-def _sweep(config: pytest.Config) -> str | None:
-    """The name of the swept variant."""
-    name = _text(config, "fa_sweep")
-    if not name:
-        return None
-    for dest in ("fa_variant", "fa_gate", "fa_gate_gpus", "fa_define", "fa_shard"):
-        if config.getoption(dest) is not None:
-            flag = f"--{dest.replace('_', '-')}"
-            raise UsageProblem(f"--fa-sweep: a sweep names its variant, searches and gates by itself; drop {flag}")
-    if len(values.words_of(name)) != 1 or not NOT_IN_NAME.isdisjoint(name):
-        raise UsageProblem(f"--fa-sweep: {name!r} is not the name of one variant")
-    return name
-
-
-def _gate(config: pytest.Config) -> float | None:
-    text = _text(config, "fa_gate")
-    if not text and config.getoption("fa_gate") is None:
-        return None
-    if config.getoption("numprocesses", default=None):
-        raise UsageProblem("--fa-gate: a gate starts its own processes, one at a time; drop -n")
-    return values.gate_ratio(text)
-
-
-def _ncu(config: pytest.Config) -> bool:
-    is_on = _is_on(config, "ncu")
-    if not is_on and config.getoption("ncu_set") is not None:
-        raise UsageProblem("--ncu-set: without --ncu nothing is profiled; add --ncu")
-    if is_on and config.getoption("numprocesses", default=None):
-        raise UsageProblem("--ncu: only one process at a time can read the counters of a GPU; drop -n")
-    return is_on
-
-
-def _watch(config: pytest.Config) -> bool:
-    is_on = _is_on(config, "fa_watch")
-    used = next((name for name in values.NOT_WATCHED if is_on and _is_used(config, name)), None)
-    if used:
-        flag, reason = values.NOT_WATCHED[used]
-        raise UsageProblem(f"--fa-watch: {reason}; drop {flag}")
-    if is_on and (words := _benchmark_words(config)):
-        raise UsageProblem(f"--fa-watch: its times are not those of one pytest-benchmark run; drop {words[0]}")
-    return is_on
-
-
-def _is_used(config: pytest.Config, dest: str) -> bool:
-    """Whether an option of pytest-fa or of another plugin is in use."""
-    if config.getoption(dest, default=None):
-        return True
-    return any(option.dest == dest for option in OPTIONS) and bool(config.getini(dest))
-
-
-def _sanitizers(config: pytest.Config) -> tuple[str, ...]:
-    text = _text(config, "fa_sanitize")
-    tools = values.sanitizers(text)
-    if config.getoption("fa_sanitize") is not None and not tools:
-        raise UsageProblem(f"--fa-sanitize: {text!r} names no tool (allowed: {', '.join(values.SANITIZERS)})")
-    return tools
-
-
 def _notices(config: pytest.Config) -> tuple[str, ...]:
     """A line for each earlier name that was used."""
     policy = _text(config, "fa_tolerance")
     return (f"--fa-tolerance: {renamed(policy, POLICIES[policy])}",) if policy in POLICIES else ()
+
+
+class ConfigReader:
+    """What features read: pytest's config, and the environment of the run."""
+
+    def __init__(self, config: pytest.Config, rootdir: Path, environment: Mapping[str, str]) -> None:
+        self._config, self.rootdir, self.environment = config, rootdir, environment
+
+    @property
+    def rows(self) -> tuple[OptionRow, ...]:
+        """The options of pytest-fa and of its features."""
+        return all_options()
+
+    def text(self, dest: str) -> str:
+        """The value of an option: as typed, else that of the ini file."""
+        return _text(self._config, dest)
+
+    def is_on(self, dest: str) -> bool:
+        """Whether a switch is on."""
+        return _is_on(self._config, dest)
+
+    def is_typed(self, dest: str) -> bool:
+        """Whether an option was typed, of pytest-fa or of another plugin."""
+        return self._config.getoption(dest, default=None) is not None
+
+    def is_used(self, dest: str) -> bool:
+        """Whether an option has a value, typed or in the ini file."""
+        if self._config.getoption(dest, default=None):
+            return True
+        return any(option.dest == dest for option in all_options()) and bool(self._config.getini(dest))
+
+    @property
+    def benchmark_words(self) -> list[str]:
+        """The options of pytest-benchmark that were given, without those that only switch timings off."""
+        words = [word for word in _words(self._config) if word.startswith("--benchmark-")]
+        return [word for word in words if word not in ("--benchmark-disable", "--benchmark-skip")]

@@ -13,11 +13,11 @@ from pytest_fa.plugin.fixtures import (
     fa_module,
     fa_property,
     fa_run,
-    fa_sanitizer,
     fa_truth,
     fa_variant,
 )
 from pytest_fa.plugin.hooks import (
+    pytest_addhooks,
     pytest_addoption,
     pytest_benchmark_group_stats,
     pytest_benchmark_update_json,
@@ -46,9 +46,9 @@ __all__ = [
     "fa_module",
     "fa_property",
     "fa_run",
-    "fa_sanitizer",
     "fa_truth",
     "fa_variant",
+    "pytest_addhooks",
     "pytest_addoption",
     "pytest_benchmark_group_stats",
     "pytest_benchmark_update_json",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from pytest_fa.options.command_line import SUITE_FOLDER
-from pytest_fa.plugin.markers import gate_of, read_marker
 from pytest_fa.plugin.other_plugins import other_plugins
 from pytest_fa.plugin.own_process import protect_process
 from pytest_fa.plugin.state import (
@@ -17,10 +17,8 @@ from pytest_fa.plugin.state import (
     OUTPUT_KEY,
     RECORD_KEY,
     REFUSED_KEY,
-    case_profiler_of,
     first_reports_of,
     live_output,
-    progress_line,
     session_of,
 )
 
@@ -39,88 +37,38 @@ class FaRun:
 
     def __init__(self, node: pytest.Item) -> None:
         protect_process(node.config)
-        self._node = node
-        self._session = session_of(node.config)
-        self._first_reports = first_reports_of(node.config)
+        self.node = node
+        self.session = session_of(node.config)
+        self.first_reports = first_reports_of(node.config)
         self._live = live_output(node.config)
-        self._session.runner.show_live(self._live)
+        self.session.runner.show_live(self._live)
 
     def build(self, variant: Variant | BrokenVariant) -> Record:
         """Check the variant's build.  Fails with the compiler's messages, or with the limits that are exceeded."""
-        return self._finish(lambda: self._first_reports.build(self._node.nodeid, variant))
+        return self.finish(lambda: self.first_reports.build(self.node.nodeid, variant))
 
     def correct(self, variant: Variant, case: Case) -> Record:
         """Run the variant on the case and judge its output.  Fails with every bound."""
-        return self._finish(lambda: self._first_reports.run(self._node.nodeid, variant, case, "correct"))
+        return self.finish(lambda: self.first_reports.run(self.node.nodeid, variant, case, "correct"))
 
     def property(self, variant: Variant, name: str) -> Record:
         """Check one property of the variant.  Fails with the part that does not hold."""
-        return self._finish(lambda: self._first_reports.check_property(self._node.nodeid, variant, name))
+        return self.finish(lambda: self.first_reports.check_property(self.node.nodeid, variant, name))
 
     def speed(self, variant: Variant, case: Case) -> Record:
         """Run the variant on the case, judge its output, time it, and judge the outputs of the timed calls."""
-        return self._finish(lambda: self._first_reports.run(self._node.nodeid, variant, case, "speed"))
+        return self.finish(lambda: self.first_reports.run(self.node.nodeid, variant, case, "speed"))
 
-    def gate(self, variant: Variant) -> Record:
-        """Run the gate of the variant.  Fails with the verdict and every interval."""
-        from pytest_fa.features.gate.gate import decide_gate, gate_question  # noqa: PLC0415  # only a gate needs it
-
-        session, say = self._session, progress_line(self._node.config)
-        ratio = session.options.gate or read_marker(gate_of, self._node)
-        if ratio is None:
-            reason = "fa_run.gate: there is no ratio; give --fa-gate=0.95, or mark the test with fa_gate(0.95)"
-            pytest.fail(reason, pytrace=False)
-
-        def decide() -> Record:
-            question = gate_question(session.run_plan, variant, ratio)
-            self._first_reports.require_right(self._node.nodeid, variant, question.cases)
-            return decide_gate(session.runner, variant, question, say)
-
-        return self._finish(decide)
-
-    def profile(self, variant: Variant, case: Case) -> Record:
-        """Profile the variant with Nsight Compute.  If that is not possible, skips, or fails with --ncu-strict."""
-        config = self._node.config
-        return self._finish(lambda: case_profiler_of(config).profile(variant, case, progress_line(config)))
-
-    def sanitize(self, variant: Variant, tool: str, case: Case | None = None) -> Record:
-        """Run one tool of compute-sanitizer, on a small case if none is given.  Fails with the tool's findings."""
-        from pytest_fa.catalog.properties import sanitizer_case  # noqa: PLC0415  # only sanitizers need it
-        from pytest_fa.features.sanitize.sanitize import sanitize_variant  # noqa: PLC0415
-
-        sanitized_case = case or sanitizer_case(variant)
-        return self._finish(lambda: sanitize_variant(self._session.runner, variant, sanitized_case, tool))
-
-    def selftest(self, variant: Variant) -> Record:
-        """Run every check on a kernel of the self-test.  Fails if other checks catch it than should."""
-        from pytest_fa.features.selftest.selftest import run_selftest_kernel  # noqa: PLC0415  # only the self-test needs it
-
-        return self._finish(lambda: run_selftest_kernel(self._session.run_plan, self._session.runner, variant))
-
-    def sweep_trial(self, variant: Variant) -> None:
-        """Run the next trial of the sweep.  Skips if its configuration cannot win, or if no trial is left."""
-        from pytest_fa.features.sweep.sweeping import skip_reason, sweep_run_of  # noqa: PLC0415  # only a sweep needs it
-        from pytest_fa.session.refusals import CannotRun  # noqa: PLC0415
-
-        obstacle, reason = None, ""
-        try:
-            sweep_run = sweep_run_of(self._node.config, variant)
-            trial = sweep_run.next_trial()
-            reason = skip_reason(trial, "" if trial else sweep_run.closed)
-        except CannotRun as problem:
-            obstacle = problem
-        finally:
-            self._take_output()
-        if obstacle:
-            self._end_without_verdict(obstacle)
-        if reason:
-            pytest.skip(reason)
-
-    def sweep_end(self, variant: Variant) -> Record:
-        """End the sweep.  Fails without a verdict unless the gate of the best configuration passes."""
-        from pytest_fa.features.sweep.sweeping import sweep_run_of  # noqa: PLC0415  # only a sweep needs it
-
-        return self._finish(lambda: sweep_run_of(self._node.config, variant).end())
+    def __getattr__(self, name: str) -> Callable[..., Record]:
+        """A method that a feature adds, such as `gate`."""
+        methods = {
+            name: method for each in self.node.config.hook.pytest_fa_run_methods() for name, method in each.items()
+        }
+        if name.startswith("_") or name not in methods:
+            raise AttributeError(
+                f"fa_run has no {name!r} (it has: build, correct, property, speed, {', '.join(methods)})"
+            )
+        return functools.partial(methods[name], self)
 
     def _with_own_command(self, record: Record) -> Record:
         """The record; for a user's own test, with a rerun command that names this test and not one of the suite."""
@@ -128,28 +76,32 @@ class FaRun:
 
         from pytest_fa.session.rerun import own_rerun_command  # noqa: PLC0415
 
-        if self._node.path.parent.resolve() == SUITE_FOLDER.resolve():
+        if self.node.path.parent.resolve() == SUITE_FOLDER.resolve():
             return record
-        path = os.path.relpath(self._node.path, self._node.config.invocation_params.dir)
-        test_id = f"{path}::{self._node.nodeid.partition('::')[2]}"
-        command = own_rerun_command(self._session.options, record, test_id)
+        path = os.path.relpath(self.node.path, self.node.config.invocation_params.dir)
+        test_id = f"{path}::{self.node.nodeid.partition('::')[2]}"
+        command = own_rerun_command(self.session.options, record, test_id)
         return msgspec.structs.replace(record, rerun_command=command)
 
     def _with_plugins(self, record: Record) -> Record:
         """The record with the names of the plugins that could have changed this run."""
         import msgspec  # noqa: PLC0415  # only a run with items needs it
 
-        return msgspec.structs.replace(record, other_plugins=other_plugins(self._node.config))
+        return msgspec.structs.replace(record, other_plugins=other_plugins(self.node.config))
 
-    def _finish(self, work: Callable[[], Record]) -> Record:
+    def finish(self, work: Callable[[], Record], *, skips_unmeasured: bool = True) -> Record:
+        """Do the work, and keep its record for the report.  Fails or skips the test by the record's outcome.
+
+        Without `skips_unmeasured`, a record without a measurement fails the test.
+        """
         from pytest_fa.table.failure import failure_text  # noqa: PLC0415  # only a run with items needs it
 
         record = self._record(work)
-        is_strict = record.kind == "profile" and self._session.options.ncu_strict
-        if record.outcome == "not_measured" and not is_strict:
+        if record.outcome == "not_measured" and skips_unmeasured:
             pytest.skip(record.message)
         if record.outcome != "ok":
-            pytest.fail(failure_text(record), pytrace=False)
+            details = [line for lines in self.node.config.hook.pytest_fa_details(record=record) for line in lines]
+            pytest.fail(failure_text(record, details), pytrace=False)
         return record
 
     def _record(self, work: Callable[[], Record]) -> Record:
@@ -173,16 +125,16 @@ class FaRun:
         except WorkerError as problem:
             obstacle = NotJudged(start_problem(str(problem)))
         finally:
-            output = self._take_output()
-        options = self._session.options
+            output = self.take_output()
+        options = self.session.options
         if record and (reason := machine_problem(record, (options.artifacts, options.cache, options.rootdir))):
             record, obstacle = None, NotJudged(reason)
         if record is None:
-            self._end_without_verdict(obstacle)
-        self._node.stash[RECORD_KEY] = record = with_output(record, output)
+            self.end_without_verdict(obstacle)
+        self.node.stash[RECORD_KEY] = record = with_output(record, output)
         return record
 
-    def _end_without_verdict(self, obstacle: Exception | None) -> NoReturn:
+    def end_without_verdict(self, obstacle: Exception | None) -> NoReturn:
         """Skip the test, or fail it if the obstacle must not be there."""
         from pytest_fa.errors import LockProblem  # noqa: PLC0415  # only a run with items needs these
         from pytest_fa.records.text import printable, printable_struct  # noqa: PLC0415
@@ -194,22 +146,22 @@ class FaRun:
         )
 
         reason = printable(str(obstacle))
-        self._node.stash[REFUSED_KEY] = isinstance(obstacle, Refused)
+        self.node.stash[REFUSED_KEY] = isinstance(obstacle, Refused)
         if isinstance(obstacle, AlreadyReported):
-            self._node.stash[ALREADY_REPORTED_KEY] = True
+            self.node.stash[ALREADY_REPORTED_KEY] = True
             if obstacle.record is not None:
-                self._node.stash[RECORD_KEY] = printable_struct(obstacle.record)
+                self.node.stash[RECORD_KEY] = printable_struct(obstacle.record)
         elif isinstance(obstacle, LockProblem | ChangedMeanwhile | NotJudged):
             pytest.fail(reason, pytrace=False)
-        elif self._session.options.require_gpu and not isinstance(obstacle, Refused):
+        elif self.session.options.require_gpu and not isinstance(obstacle, Refused):
             pytest.fail(f"{reason} (--fa-require-gpu)", pytrace=False)
         pytest.skip(reason)
 
-    def _take_output(self) -> str:
+    def take_output(self) -> str:
         """What the workers printed during this test.  It becomes a section of the report unless it was shown live."""
-        output = self._session.runner.take_output()
+        output = self.session.runner.take_output()
         if output and self._live is None:
-            self._node.stash[OUTPUT_KEY] = output
+            self.node.stash[OUTPUT_KEY] = output
         return output
 
 

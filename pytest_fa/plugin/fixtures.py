@@ -49,13 +49,6 @@ def fa_property(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def fa_sanitizer(request: pytest.FixtureRequest) -> str:
-    """The tool of `--fa-sanitize`.  A test with this fixture runs once for every selected variant and tool."""
-    name: str = request.param
-    return name
-
-
-@pytest.fixture
 def fa_module(request: pytest.FixtureRequest, fa_variant: Variant) -> Iterator[Forward]:
     """The variant as `f(q, k, v, *, scale, causal, out)`, built and loaded into this process."""
     from pytest_fa.candidate.module import build_library, open_forward  # noqa: PLC0415  # torch: only for in-process tests

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_fa.errors import FaError, UnusableRun
-from pytest_fa.features.watch.watch_hooks import register_watch
+from pytest_fa.feature import Feature, features
 from pytest_fa.options import command_line, flags, options
-from pytest_fa.plugin import markers, servers
+from pytest_fa.plugin import hookspecs, markers, servers
 from pytest_fa.plugin.own_process import protect_process, release_imports
 from pytest_fa.plugin.state import (
     ALREADY_REPORTED_KEY,
@@ -21,6 +20,7 @@ from pytest_fa.plugin.state import (
     PROBLEM_KEY,
     RECEIVER,
     RECORD_KEY,
+    RESULTS_KEY,
     SESSION_KEY,
     STATUS_LINE_KEY,
     first_reports_of,
@@ -36,10 +36,16 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from pytest_fa.features.shards.shard import ShardLog
-
 NO_PATH = "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
 ANSWERED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)  # a run that was interrupted has no answer
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the hooks of features, and the fixtures that some of them offer."""
+    pluginmanager.add_hookspecs(hookspecs)
+    for feature in features():
+        if feature.fixtures:
+            pluginmanager.register(feature.module("fixtures"), f"fa-fixtures-{feature.name}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,7 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[OPTIONS_KEY] = options.read(config)
         config.stash[IMPLIED_KEY] = command_line.implies_suite(config)
         servers.start_main(config)
-        command_line.choose_tests(config, selftest=config.stash[OPTIONS_KEY].selftest)
+        _register_features(config)
+        command_line.choose_tests(config, config.stash[OPTIONS_KEY].suite_file)
         if config.stash[OPTIONS_KEY].is_given and not config.getoption("help"):
             _check_names(config)
         if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
@@ -67,10 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", "benchmark(...): an argument of pytest-benchmark, which is switched off")
         config.pluginmanager.register(WithoutBenchmark(), "fa-without-benchmark")
     if not hasattr(config, "workerinput"):
-        reports = _Reports(Results(config.stash[OPTIONS_KEY]), config)
-        config.pluginmanager.register(reports, "fa-reports")
-        register_for_xdist(config, reports.shard)
-        register_watch(config, reports.results)
+        register_for_xdist(config)
 
 
 def _check_names(config: pytest.Config) -> None:
@@ -80,10 +84,24 @@ def _check_names(config: pytest.Config) -> None:
     session_of(config).builds.require_known_arches()
     if command_line.is_typed(config) and not config.stash[OPTIONS_KEY].list_only:
         run_plan.catalog.require_unique_names()
-    if config.stash[OPTIONS_KEY].sweep:
-        from pytest_fa.features.sweep.sweeping import check_sweep  # noqa: PLC0415  # only a sweep needs it
+    if not config.stash[OPTIONS_KEY].list_only:
+        config.hook.pytest_fa_check(config=config)
 
-        check_sweep(config)
+
+def _register_features(config: pytest.Config) -> None:
+    """Import the code of the features that are used.  After the first kernel has run, none is imported."""
+    if not hasattr(config, "workerinput"):
+        config.stash[RESULTS_KEY] = Results(config.stash[OPTIONS_KEY])
+        config.pluginmanager.register(_Reports(config), "fa-reports")
+    for feature in features():
+        if feature.name in config.stash[OPTIONS_KEY].used:
+            _register(config, feature)
+
+
+def _register(config: pytest.Config, feature: Feature) -> None:
+    name = f"fa-{feature.name}"
+    if feature.has_hooks and not config.pluginmanager.hasplugin(name):
+        config.pluginmanager.register(feature.module("hooks").Hooks(config), name)
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
@@ -110,29 +128,31 @@ def pytest_report_header(config: pytest.Config) -> list[str] | None:
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Give a file of the shipped suite its name as node id; outside the root folder pytest uses an empty one."""
-    if module_path.parent != command_line.SUITE_FOLDER or module_path.is_relative_to(parent.config.rootpath):
+    """Collect a file of the shipped suite with the tests of the used features."""
+    if module_path.parent != command_line.SUITE_FOLDER:
         return None
-    module: pytest.Module = pytest.Module.from_parent(parent, path=module_path, nodeid=module_path.name)
-    return module
+    from pytest_fa.plugin.suite_module import SuiteModule  # noqa: PLC0415  # only for the shipped suite
+
+    return SuiteModule.of(module_path, parent)
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str) -> list[pytest.Item] | None:
-    """Collect gates, profiles and sanitizers of the shipped suite only if an option requests them."""
-    in_suite = name.startswith("test_") and str(getattr(collector.obj, "__name__", "")).startswith("pytest_fa.suite.")
+    """Leave out a test of the shipped suite that does not belong to this run, as with `--fa-static`."""
+    in_suite = name.startswith("test_") and collector.path.parent == command_line.SUITE_FOLDER
     return [] if in_suite and not collector.config.stash[OPTIONS_KEY].offers(name) else None
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """Show a gate without a verdict as INCONCLUSIVE in the terminal, neither passed nor failed."""
+    """Show a test without a verdict as INCONCLUSIVE in the terminal, neither passed nor failed."""
     if report.when == "call" and getattr(report, "fa_record", {}).get("outcome") == "inconclusive":
         return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
     return None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize every test that uses `fa_variant`, `fa_case`, `fa_property` or `fa_sanitizer`."""
-    if {"fa_variant", "fa_case", "fa_property", "fa_sanitizer"} & set(metafunc.fixturenames):
+    """Parametrize every test that uses `fa_variant`, `fa_case`, `fa_property` or a fixture of a feature."""
+    of_features = {name for feature in features() for name in feature.fixtures}
+    if {"fa_variant", "fa_case", "fa_property", *of_features} & set(metafunc.fixturenames):
         from pytest_fa.plugin.items import parametrize  # noqa: PLC0415  # only runs with kernels import the catalog
 
         run_plan = session_of(metafunc.config).run_plan
@@ -156,10 +176,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from pytest_fa.plugin.items import deselect  # noqa: PLC0415
 
         deselect(config, items, session_of(config).run_plan.plan)
-    if config.stash[OPTIONS_KEY].shard:
-        from pytest_fa.features.shards.shard import keep_shard  # noqa: PLC0415
-
-        keep_shard(config, items, config.stash[OPTIONS_KEY])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -167,12 +183,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if SESSION_KEY in session.config.stash:
         from pytest_fa.plugin.items import has_timings, needed_variants, variants_with_build_test  # noqa: PLC0415
 
+        _offer_run_methods(session)
         protect_process(session.config)
         run = session_of(session.config)
         run.builds.needed = needed_variants(session.items)
         run.runner.has_timings = run.options.timing and has_timings(session.items)
         first_reports_of(session.config).build_tests = variants_with_build_test(session.items)
         run.require_servers()
+
+
+def _offer_run_methods(session: pytest.Session) -> None:
+    """Import what `fa_run` offers to a user's own test, such as `fa_run.gate`, before any kernel runs."""
+    from pytest_fa.plugin.items import is_shipped  # noqa: PLC0415
+
+    own = [item for item in session.items if "fa_run" in getattr(item, "fixturenames", ()) and not is_shipped(item)]
+    for feature in features() if own else ():
+        if feature.run_methods:
+            _register(session.config, feature)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of pytest's own wrapper, which lets xfail tests pass
@@ -231,13 +258,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 class _Reports:
     """The hooks of the process that writes to the terminal; with pytest-xdist, the controller, which runs no tests."""
 
-    def __init__(self, results: Results, config: pytest.Config) -> None:
-        self.results, self._receiver = results, config.pluginmanager.getplugin(RECEIVER)
-        self.shard: ShardLog | None = None
-        if config.stash[OPTIONS_KEY].shard:
-            from pytest_fa.features.shards.shard import ShardLog  # noqa: PLC0415  # only with --fa-shard
-
-            self.shard = ShardLog(config, results.file.log.path)
+    def __init__(self, config: pytest.Config) -> None:
+        self.results, self._receiver = config.stash[RESULTS_KEY], config.pluginmanager.getplugin(RECEIVER)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Add the status line.  The terminal reporter may be registered after this plugin, but not after this hook."""
@@ -249,8 +271,8 @@ class _Reports:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of a report."""
         self.results.take(report)
-        for receiver in filter(None, (self._receiver, self.shard)):
-            receiver.take(report)
+        if self._receiver:
+            self._receiver.take(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count a collection error as a failure."""
@@ -261,8 +283,6 @@ class _Reports:
         """Save the records and set the exit status; write the answer below the last line of the terminal reporter."""
         self.results.finish(session.config)
         session.exitstatus = self.results.exit_status(exitstatus)
-        if self.shard:
-            session.exitstatus = self.shard.finish(session.exitstatus)
         result = yield
         terminal = session.config.pluginmanager.getplugin("terminalreporter")
         if terminal and not terminal.no_summary:
@@ -282,17 +302,11 @@ class _Reports:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the table, the notes and the paths of the records; with -q, also the header's lines; annotations."""
-        self.results.write(terminalreporter)
         config = terminalreporter.config
-        if config.stash[OPTIONS_KEY].sweep and SESSION_KEY in config.stash:
-            from pytest_fa.features.sweep.sweeping import write_sweep  # noqa: PLC0415  # only a sweep needs it
-
-            write_sweep(terminalreporter)
+        self.results.write(terminalreporter)
         if config.get_verbosity() < 0 and SESSION_KEY in config.stash:
             for notice in session_of(config).run_plan.notices:
                 terminalreporter.write_line(notice)
-        if os.environ.get("GITHUB_ACTIONS") == "true":
-            self.results.annotate(terminalreporter)
 
     @pytest.hookimpl(trylast=True)  # after the workers have ended
     def pytest_unconfigure(self, config: pytest.Config) -> None:
@@ -300,12 +314,6 @@ class _Reports:
         self.results.end(config)
         if self._receiver:
             self._receiver.end(self.results.file)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_html_results_summary(self, summary: list[str]) -> None:
-        """Add the table of the run to the page of pytest-html."""
-        if text := self.results.html:
-            summary.append(text)
 
 
 class _Progress:

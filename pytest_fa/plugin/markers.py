@@ -1,4 +1,4 @@
-"""The markers, with which a single test overrides the run's suite, tolerance policy or gate."""
+"""The markers, with which a single test overrides the run's suite or tolerance policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from pytest_fa.earlier import POLICIES, renamed
 from pytest_fa.errors import UsageProblem
-from pytest_fa.options.values import MAX_GATE, MIN_GATE, TOLERANCES
+from pytest_fa.feature import features
+from pytest_fa.options.values import TOLERANCES
 
 if TYPE_CHECKING:
     from _pytest.nodes import Node
@@ -21,13 +22,12 @@ _NOTED: dict[str | tuple[str, type[Warning], int], int] = {}  # the warnings of 
 MARKERS = (
     "fa_suite(*names): run this test, which uses fa_case, over the cases of these suites instead of --fa-suite",
     "fa_tolerance(policy): tolerance policy of fa_check, fa_truth and fa_benchmark; --fa-tolerance overrides it",
-    "fa_gate(ratio): ratio of fa_run.gate in this test; --fa-gate overrides it",
 )
 
 
 def register(config: pytest.Config) -> None:
     """Register the markers for `--markers` and `--strict-markers`."""
-    for line in MARKERS:
+    for line in (*MARKERS, *(line for feature in features() for line in feature.markers)):
         config.addinivalue_line("markers", line)
 
 
@@ -59,19 +59,6 @@ def _note(node: Node, text: str) -> None:
     """Warn about an old name, once for each test function, with the place of that function."""
     path, line, _ = node.location if isinstance(node, pytest.Item) else (str(node.path), 0, "")
     warnings.warn_explicit(text, DeprecationWarning, path, (line or 0) + 1, registry=_NOTED)
-
-
-def gate_of(node: Node) -> float | None:
-    """The ratio of a test's marker; None without the marker.  Raises `UsageProblem` for a wrong marker."""
-    mark = node.get_closest_marker("fa_gate")
-    if mark is None:
-        return None
-    (ratio,) = mark.args if len(mark.args) == 1 and not mark.kwargs else (None,)
-    if not isinstance(ratio, int | float) or not MIN_GATE <= ratio <= MAX_GATE:
-        raise UsageProblem(
-            f"{node.nodeid}: fa_gate takes a ratio of {MIN_GATE:g} to {MAX_GATE:g}, such as 0.95; it is {ratio!r}"
-        )
-    return float(ratio)
 
 
 def read_marker(read: Callable[[pytest.Item], T], node: pytest.Item) -> T:

@@ -55,8 +55,9 @@ def start_others(config: pytest.Config) -> None:
 
 
 def let_go(config: pytest.Config) -> None:
-    """Let the servers end with their workers, unless --fa-watch goes on with them."""
-    if SESSION_KEY in config.stash and not config.stash[OPTIONS_KEY].watch:
+    """Let the servers end with their workers, unless a feature goes on with them."""
+    stays = any(part.keeps_servers for part in config.stash[OPTIONS_KEY].parts)
+    if SESSION_KEY in config.stash and not stays:
         session_of(config).let_go()
 
 

@@ -1,4 +1,4 @@
-"""The state of one pytest run: its options, its session, its profiler, and the records of its tests."""
+"""The state of one pytest run: its options, its session, and the records of its tests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_fa.build.late_imports import LateImports
-    from pytest_fa.features.ncu.profile import CaseProfiler
     from pytest_fa.host.client import Workers
     from pytest_fa.options.options import Options
     from pytest_fa.plugin.files_before import FilesBefore
     from pytest_fa.plugin.status_line import StatusLine
+    from pytest_fa.plugin.terminal import Results
     from pytest_fa.records.record import Record
     from pytest_fa.session.first_reports import FirstReports
     from pytest_fa.session.session import Session
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OPTIONS_KEY: pytest.StashKey[Options] = pytest.StashKey()
 SESSION_KEY: pytest.StashKey[Session] = pytest.StashKey()
 WORKERS_KEY: pytest.StashKey[Workers] = pytest.StashKey()  # those of the session, started before it
-CASE_PROFILER_KEY: pytest.StashKey[CaseProfiler] = pytest.StashKey()
+RESULTS_KEY: pytest.StashKey[Results] = pytest.StashKey()  # in the process that writes to the terminal
 IMPLIED_KEY: pytest.StashKey[bool] = pytest.StashKey()  # whether the shipped suite runs because no path was typed
 PROBLEM_KEY: pytest.StashKey[pytest.UsageError] = pytest.StashKey()  # a reason found at collection to end the run
 RECORD_KEY: pytest.StashKey[Record] = pytest.StashKey()  # in the stash of a test item
@@ -50,15 +50,6 @@ def session_of(config: pytest.Config) -> Session:
             make_gpu_first(int(digits[0]) if digits else 0)
         config.stash[SESSION_KEY] = Session(config.stash[OPTIONS_KEY], config.stash.get(WORKERS_KEY, None))
     return config.stash[SESSION_KEY]
-
-
-def case_profiler_of(config: pytest.Config) -> CaseProfiler:
-    """The profiler of this run, created for the first test that is profiled."""
-    if CASE_PROFILER_KEY not in config.stash:
-        from pytest_fa.features.ncu.profile import CaseProfiler  # noqa: PLC0415
-
-        config.stash[CASE_PROFILER_KEY] = CaseProfiler(session_of(config).runner)
-    return config.stash[CASE_PROFILER_KEY]
 
 
 def first_reports_of(config: pytest.Config) -> FirstReports:

@@ -22,25 +22,23 @@ from pytest_fa.plugin.state import IMPLIED_KEY, OPTIONS_KEY, progress_line, sess
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from pytest_fa.features.shards.shard import ShardLog
-
 DEFAULT_DISTRIBUTION = "load"  # what -n means without --dist
 PARTS_PER_WORKER = 3  # of the tests of variants, if nothing is timed; more parts are shared out more evenly
 # The end of a test's id: the shape, and the seed unless the test runs only one.
 _CASE = re.compile(r"-(?P<shape>b[0-9]+h[0-9]+s[0-9]+d[0-9]+-[^\]]*?)(?P<seed>-seed[0-9]+)?\]$")
 
 
-def register_for_xdist(config: pytest.Config, shard: ShardLog | None) -> None:
+def register_for_xdist(config: pytest.Config) -> None:
     """Add the hooks to a run with `-n`."""
     if config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses", None):
-        config.pluginmanager.register(XdistHooks(config, shard), "fa-xdist")
+        config.pluginmanager.register(XdistHooks(config), "fa-xdist")
 
 
 class XdistHooks:
     """Prepares the workers of one run, and distributes its tests."""
 
-    def __init__(self, config: pytest.Config, shard: ShardLog | None) -> None:
-        self._config, self._shard = config, shard
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
         self._uses_kernels = config.stash[OPTIONS_KEY].is_given or config.stash[IMPLIED_KEY]
 
     @pytest.hookimpl(tryfirst=True)  # before the workers start
@@ -56,11 +54,6 @@ class XdistHooks:
             session.builds.say = progress_line(self._config)
             if title := session.builds.report.title:
                 session.builds.say(title)
-
-    def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401  # a worker of pytest-xdist
-        """Tell a worker where the plan of the shards is written."""
-        if self._shard:
-            self._shard.tell(node.workerinput)
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:  # noqa: ANN401  # types of xdist
         """Keep together what one worker runs faster, unless the user chose a distribution."""

@@ -63,11 +63,10 @@ def left_out_baselines(
 ) -> tuple[LeftOut, ...]:
     """The baselines and empty kernels that this run does not time.
 
-    None without a GPU, with `--fa-baselines=all`, with `--fa-save`, with a gate, which chooses its own, and with
-    `--fa-shard`, since the machines of the other parts may have other records.  Recent times of `machine` stand for new
-    ones only with `--fa-baselines=needed`, and if `Options.reuses_times`.
+    None without a GPU, with `--fa-baselines=all`, with `--fa-save`, and with a feature that needs all times.  Recent
+    times of `machine` stand for new ones only with `--fa-baselines=needed`, and if `Options.reuses_times`.
     """
-    needs_all = options.baselines == "all" or options.save or options.gate is not None or options.shard is not None
+    needs_all = options.baselines == "all" or options.save or any(part.needs_all_times for part in options.parts)
     if environment.gpu is None or needs_all:
         return ()
     companions = {each.name: each for each in plan.companions if plan.is_companion(each)}

@@ -39,12 +39,14 @@ def _how_to_use_a_cpu(variant: Variant) -> str:
 class Builds:
     """The builds of every variant that the selected tests need.
 
-    `needed` holds those variants by name.  It is set at the end of collection, before anything is built.
+    `needed` holds those variants by name, and `beside` others that are built with them.  Both are set at the end of
+    collection, before anything is built.
     """
 
     def __init__(self, options: Options, run_plan: RunPlan) -> None:
         self.options, self.run_plan = options, run_plan
         self.needed: dict[str, Variant] = {}
+        self.beside: tuple[Variant, ...] = ()
         self.say: Say = lambda _: None
 
     @functools.cached_property
@@ -53,9 +55,8 @@ class Builds:
 
         The first access compiles what is not in the cache.
         """
-        gate_baselines = [self.run_plan.gate_baseline] if self.run_plan.gate_baseline else []
         requests = []
-        for variant in {each.name: each for each in (*self.needed.values(), *gate_baselines)}.values():
+        for variant in {each.name: each for each in (*self.needed.values(), *self.beside)}.values():
             if not variant.is_built or (self.run_plan.plan.is_companion(variant) and not runs_here(variant)):
                 continue
             try:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,6 @@ from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.properties import MAY_REFUSE, applies, case_of_property
 from pytest_fa.catalog.variant import Device, Tolerance, Variant, tolerance_for
-from pytest_fa.features.selftest.faults import REPEATS as SELFTEST_REPEATS
 from pytest_fa.host.client import Workers
 from pytest_fa.host.job_output import Live
 from pytest_fa.host.profiler_workers import ProfilerWorkers
@@ -26,7 +26,6 @@ from pytest_fa.records.ceilings import Ceilings, read_ceilings
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.files import try_to_read
-from pytest_fa.records.gated import Gate
 from pytest_fa.records.record import Ablation, Record, RecordKind, Stage
 from pytest_fa.records.timing import ON_CPU, Speed
 from pytest_fa.session.builds import Builds, device_of
@@ -35,8 +34,6 @@ from pytest_fa.session.refusals import Refused
 from pytest_fa.wire.jobs import WATCHDOG_SECONDS, CaseJob, CaseResult, ProfilerJob
 
 LONG_WATCHDOG_SECONDS = 300.0  # a Python entry may compile at its first call, and a CPU is slow
-SELFTEST_WATCHDOG_SECONDS = 30.0  # the Python kernels of the self-test compile little
-WRONG_WATCHDOG_SECONDS = 15.0  # its wrong kernels compile nothing; while one hangs, no other worker can time on the GPU
 GPU_BASELINE_REPEATS = 20  # a baseline is what variants are compared with; its races are not looked for
 
 
@@ -44,9 +41,7 @@ class CaseRunner:
     """Runs cases, and keeps results that later tests of the run use.
 
     `passed` holds (variant name, case id) of every case with outcome `ok`.  `device_us` maps (shape id, variant name)
-    to microseconds.  `baseline_rows` maps (case id, baseline names) to the records that the pilot of one gate made of
-    all these baselines, and to the moment at which it began; `gates` are the gates so far.  `other_gpu_processes` are
-    the processes that used the GPU before this run started its own.
+    to microseconds.  `other_gpu_processes` are the processes that used the GPU before this run started its own.
     """
 
     def __init__(
@@ -59,15 +54,15 @@ class CaseRunner:
     ) -> None:
         self.options, self.builds, self.records = options, builds, records
         self.workers, self.profiler_workers = workers, profiler_workers
-        self.confirms_times = not options.selftest  # by the profiler
+        self.rules = options.case_rules
+        self.confirms_times = self.rules.confirms_times  # by the profiler
         self.other_gpu_processes: tuple[str, ...] = ()
         self.has_timings = False  # whether tests of this run time variants
         self.passed: set[tuple[str, str]] = set()
         self._own_work_seen: set[str] = set()
         self._first_seeds: dict[tuple[str, str], str] = {}  # (variant, shape id) -> the case that was repeated first
         self.device_us: dict[tuple[str, str], float] = {}
-        self.baseline_rows: dict[tuple[str, tuple[str, ...]], tuple[float, tuple[Record, ...]]] = {}
-        self.gates: list[Gate] = []
+        self.of_features: dict[type, Any] = {}  # what a feature remembers of this run, by its type
 
     def run(
         self,
@@ -106,7 +101,7 @@ class CaseRunner:
             watchdog_seconds=self.watchdog_seconds(variant, device),
             without_attention=self._needs_own_work(variant, kind),
             is_further_seed=self._is_further_seed(variant, case, kind),
-            shares_gpu=self.shares_gpu(device) and not self.options.selftest,  # exploits of clocks must be blamed
+            shares_gpu=self.shares_gpu(device) and self.rules.excuses_neighbours,
         )
         result, costs = self._checked_first(job) if is_checked_first else self._result_of(job)
         self._raise_refusal(job, result)
@@ -149,9 +144,8 @@ class CaseRunner:
         """The time limit of one launch."""
         if self.options.watchdog_seconds:
             return self.options.watchdog_seconds
-        if self.options.selftest and not variant.is_built:
-            is_wrong_on_gpu = device == "cuda" and variant.role == "wrong"
-            return WRONG_WATCHDOG_SECONDS if is_wrong_on_gpu else SELFTEST_WATCHDOG_SECONDS
+        if (ruled := self.rules.watchdog_seconds(variant, device)) is not None:
+            return ruled
         return WATCHDOG_SECONDS if variant.is_built and device == "cuda" else LONG_WATCHDOG_SECONDS
 
     def shares_gpu(self, device: Device) -> bool:
@@ -240,7 +234,7 @@ class CaseRunner:
     def _lock_for(self, job: CaseJob) -> AbstractContextManager[None]:
         """The lock with which a job runs: a timed job has the GPU to itself, and other jobs share it."""
         stop = self.workers.stop
-        if job.time and (job.device == "cuda" or not self.options.selftest):
+        if job.time and (job.device == "cuda" or self.rules.locks_cpu):
             return timing_lock(self.builds.say, check=lambda: require_unset(stop))
         if job.device == "cuda":
             return checking_lock(self.builds.say, check=lambda: require_unset(stop))
@@ -252,7 +246,7 @@ class CaseRunner:
         It is a second process on the GPU.  A GPU that allows one process only has none to spare.
         """
         is_check = job.device == "cuda" and not job.time
-        if is_check and self.has_timings and not self.options.selftest and not self.workers.unprotected:
+        if is_check and self.has_timings and self.rules.confirms_times and not self.workers.unprotected:
             self.profiler_workers.prepare()
 
     def _raise_refusal(self, job: CaseJob, result: CaseResult) -> None:
@@ -322,7 +316,7 @@ class CaseRunner:
         A `cuda` entry contains no torch code, and a baseline may be SDPA itself.
         """
         can_reach = variant.entry.kind != "cuda" and variant.role != "baseline" and variant.is_judged
-        is_first = variant.name not in self._own_work_seen and (kind == "correct" or self.options.selftest)
+        is_first = variant.name not in self._own_work_seen and (kind == "correct" or self.rules.always_own_work)
         if not can_reach or not is_first:
             return False
         self._own_work_seen.add(variant.name)
@@ -332,8 +326,7 @@ class CaseRunner:
         """The number of repeats of a judged call; None means the default."""
         if kind != "correct":
             return 0
-        fewer = SELFTEST_REPEATS if self.options.selftest else GPU_BASELINE_REPEATS if is_gpu_baseline else None
-        return self.options.soak or fewer
+        return self.options.soak or self.rules.repeats or (GPU_BASELINE_REPEATS if is_gpu_baseline else None)
 
     def _is_further_seed(self, variant: Variant, case: Case, kind: RecordKind) -> bool:
         """Whether the variant was repeated at this shape before, with other data.  Most races do not depend on data."""

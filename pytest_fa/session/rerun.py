@@ -24,9 +24,9 @@ def rerun_command(
 
     `tool` is the sanitizer of the test, if there is only one.
     """
-    words = [f"--fa-variant={variant}", *_option_of(options, kind, tool)]
+    words = [f"--fa-variant={variant}", *_options_of(options, kind, tool)]
     if kind == "selftest":
-        return shlex.join([*_words_without_suite(options), "--fa-selftest", *words])
+        return shlex.join([*_words_without_suite(options), *reversed(words)])
     if case and not property_name:
         words.append(f"--fa-case={case.id}")
     test = f"test_{kind}"
@@ -42,7 +42,7 @@ def rerun_command(
 
 def own_rerun_command(options: Options, record: Record, test_id: str) -> str:
     """The command that runs a user's own test with `fa_run` again.  The path in `test_id` starts where pytest did."""
-    words = [f"--fa-variant={record.variant}", *_option_of(options, record.kind, None)]
+    words = [f"--fa-variant={record.variant}", *_options_of(options, record.kind, None)]
     words += [word for word in shlex.split(record.rerun_command) if word.startswith(("--fa-case=", "--fa-gate"))]
     words += [f"--fa-dtype={','.join(options.dtypes)}"] if options.dtypes else []
     words += [f"--fa-seeds={','.join(map(str, options.seeds))},"] if options.seeds else []
@@ -54,12 +54,7 @@ def _words_without_suite(options: Options) -> list[str]:
     return [word for word in options.rerun if word not in _SUITE_WORDS]
 
 
-def _option_of(options: Options, kind: RecordKind, tool: str | None) -> list[str]:
+def _options_of(options: Options, kind: RecordKind, tool: str | None) -> list[str]:
     """The options without which the suite contains no test of this kind, or without which it tests something else."""
-    if kind == "profile":
-        switches = {"--ncu-strict": options.ncu_strict, "--ncu-sudo": options.ncu_sudo}
-        return ["--ncu", f"--ncu-set={options.ncu_set}", *(flag for flag, is_on in switches.items() if is_on)]
-    if kind == "sanitize":
-        tools = [name for name in options.sanitizers if name == tool] or options.sanitizers
-        return [f"--fa-sanitize={','.join(tools)}"] if tools else []
-    return ["--fa-static"] if kind == "build" and options.static else []
+    words = [word for part in options.parts for word in part.rerun_words(kind, tool)]
+    return ["--fa-static"] if kind == "build" and options.static else words

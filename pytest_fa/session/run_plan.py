@@ -1,14 +1,13 @@
-"""The selected variants, cases and gate baselines of a run.  An unknown name is a usage error."""
+"""The selected variants and cases of a run.  An unknown name is a usage error."""
 
 from __future__ import annotations
 
 import functools
-from pathlib import Path
+from typing import Any
 
 import msgspec
 
-import pytest_fa
-from pytest_fa.build.cache import find_by_key, require_safe
+from pytest_fa.build.cache import require_safe
 from pytest_fa.catalog.case import DTYPES
 from pytest_fa.catalog.discover import BUILTIN_ROOT, Catalog, discover
 from pytest_fa.catalog.fit import EVERYTHING, Fits
@@ -18,12 +17,8 @@ from pytest_fa.catalog.select import expand_defines, select_cases, select_varian
 from pytest_fa.catalog.suites import DEFAULT_SUITE
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UnknownVariant, UnusableRun, UsageProblem
-from pytest_fa.features.gate.gate_gpus import gpus_of_gate
 from pytest_fa.options.options import Options
-from pytest_fa.records.built import Build
-from pytest_fa.records.environment import Gpu, find_gpu
-
-SELFTEST_KERNELS = Path(pytest_fa.__file__).parent / "features" / "selftest"
+from pytest_fa.records.environment import find_gpu
 
 
 class RunPlan:
@@ -32,11 +27,13 @@ class RunPlan:
     def __init__(self, options: Options) -> None:
         self.options = options
         self._plans_of_suites: dict[tuple[str, ...], Plan] = {}
+        self.of_features: dict[type, Any] = {}  # what a feature has found out from this plan, by its type
 
     @functools.cached_property
     def catalog(self) -> Catalog:
-        """Every variant that can be selected; with `--fa-selftest`, the kernels of the self-test."""
-        return discover((SELFTEST_KERNELS,) if self.options.selftest else self.options.kernels)
+        """Every variant that can be selected."""
+        instead = tuple(part.kernels for part in self.options.parts if part.kernels)
+        return discover(instead or self.options.kernels)
 
     @functools.cached_property
     def plan(self) -> Plan:
@@ -47,17 +44,15 @@ class RunPlan:
         options, chosen = self.options, self._chosen()
         require_safe(options.cache)
         cases = select_cases(options.suites, options.cases, options.dtypes, options.seeds)
-        if options.named_cases and not options.cases and options.gate is None:
+        if options.named_cases and not options.cases and all(part.judges_named_cases for part in options.parts):
             named = select_cases(options.suites, options.named_cases, options.dtypes, options.seeds)
             cases = tuple(dict.fromkeys((*cases, *named)))
-        _ = self.gate_baseline, self.cached_build, self.gate_gpus  # raises `UsageProblem` for unknown ones
         plan = make_plan(
             self.catalog,
             chosen,
             cases,
             cases_are_named=bool(options.cases),
             fits=() if options.cases else self._fits,
-            sanitizers=options.sanitizers,
             gpu=find_gpu() is not None,
         )
         judges_claims = DEFAULT_SUITE in options.suites and not options.cases
@@ -89,41 +84,6 @@ class RunPlan:
             )
         return self._plans_of_suites[suites]
 
-    @functools.cached_property
-    def gate_baseline(self) -> Variant | None:
-        """The variant that `--fa-gate-baseline` names; None if it names a build key or is not given.
-
-        Raises `UsageProblem` unless exactly one readable variant has that name and it computes attention.
-        """
-        name = self.options.gate_baseline
-        if name is None or name.startswith("key:"):
-            return None
-        matches = select_variants(self.catalog, (name,))
-        if len(matches) != 1 or isinstance(matches[0], BrokenVariant):
-            raise UsageProblem(f"--fa-gate-baseline: {name!r} must name exactly one variant with a readable manifest")
-        if matches[0].computes != "attention":
-            raise UsageProblem(f"--fa-gate-baseline: {name} computes {matches[0].computes}; it must compute attention")
-        return matches[0]
-
-    @functools.cached_property
-    def cached_build(self) -> Build | None:
-        """The build that `--fa-gate-baseline=key:KEY` names.  Raises `UsageProblem` unless there is exactly one."""
-        name = self.options.gate_baseline
-        if name is None or not name.startswith("key:"):
-            return None
-        builds = {build.key: build for build in find_by_key(self.options.cache, name.removeprefix("key:"))}
-        if len(builds) != 1:
-            listed = (
-                ", ".join(f"{build.key} ({build.variant}, {build.built_at})" for build in builds.values()) or "none"
-            )
-            raise UsageProblem(f"--fa-gate-baseline: {name!r} must name one cached build; it matches {listed}")
-        return next(iter(builds.values()))
-
-    @functools.cached_property
-    def gate_gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs of `--fa-gate-gpus`; empty for a gate on one GPU.  Raises `UsageProblem` if they are not there."""
-        return gpus_of_gate(self.options.gate_gpus) if self.options.gate is not None else ()
-
     @property
     def sdpa_baselines(self) -> tuple[Variant, ...]:
         """The variants of role `baseline` that are not optional, in the catalog's order."""
@@ -137,7 +97,7 @@ class RunPlan:
         machine = "{} (sm_{}{}, driver {})".format(gpu.name, *gpu.compute_capability, gpu.driver) if gpu else "no GPU"
         known = len(self.catalog.variants) + len(self.catalog.broken)
         chosen, cases = len(self.plan.chosen), len(self.plan.selected_cases)
-        part = "; shard {} of {}".format(*self.options.shard) if self.options.shard else ""
+        part = "".join(part.header for part in self.options.parts)
         title = f"fa: {machine}; {chosen} of {known} variants; {cases} case{'s' * (cases != 1)}{part}"
         return [title, *self.notices]
 
@@ -148,7 +108,7 @@ class RunPlan:
 
     def _chosen(self) -> tuple[AnyVariant, ...]:
         options = self.options
-        names = (options.sweep,) if options.sweep else options.variants or (("*",) if options.selftest else ())
+        names = options.variants or tuple(name for part in options.parts for name in part.variants)
         chosen = expand_defines(self._select(names), options.defines)
         if options.named_variants and not names:  # a companion is not tested only because its id is given
             named = [each for each in self._select(options.named_variants) if each.name not in self._companion_names]
@@ -183,12 +143,6 @@ def _require_consistent(options: Options, plan: Plan) -> None:
     """Raise `UsageProblem` for options that contradict each other or the variants."""
     if any(word.startswith("--fa-dtype=") for word in options.selection):  # one of the ini file only sets a default
         _require_dtypes(options, plan)
-    if options.selftest and options.tolerance:
-        raise UsageProblem("--fa-selftest: the self-test uses its own tolerance policies; drop --fa-tolerance")
-    if options.gate_baseline and options.gate is None:
-        raise UsageProblem("--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too")
-    if options.gate_gpus != 1 and options.gate is None:
-        raise UsageProblem("--fa-gate-gpus: there is no gate; give --fa-gate=RATIO too")
     if options.tolerance == "absolute":
         _require_fp16(plan)
     _require_fit_for_probes(options, plan)
@@ -215,14 +169,8 @@ def _require_fp16(plan: Plan) -> None:
 
 
 def _require_fit_for_probes(options: Options, plan: Plan) -> None:
-    """Raise `UsageProblem` if a probe is selected together with a policy or a gate that applies only to attention."""
-    chosen = plan.runnable
-    scorer = next((variant.name for variant in chosen if variant.computes == "scores"), None)
+    """Raise `UsageProblem` if a probe is selected together with a policy that applies only to attention."""
+    scorer = next((variant.name for variant in plan.runnable if variant.computes == "scores"), None)
     if scorer and options.tolerance not in (None, "same_precision"):
         text = f"--fa-tolerance={options.tolerance} judges attention; {scorer} computes scores (use same_precision)"
         raise UsageProblem(text)
-    if options.gate is not None and chosen and not plan.gated:
-        listed = ", ".join(f"{variant.name} ({variant.role}, computes {variant.computes})" for variant in chosen)
-        raise UsageProblem(
-            f"--fa-gate: no selected variant can be gated: {listed}; a gated variant must compute all of attention"
-        )

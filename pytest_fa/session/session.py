@@ -72,7 +72,7 @@ class Session:
         self.runner.other_gpu_processes = find_other_gpu_processes(servers_of_run())
         has_gpu = find_gpu() is not None
         self.runner.workers.start(on_gpu=has_gpu, with_candidate=may_open_gpu_early())
-        if has_gpu and self.options.timing and not self.options.selftest:
+        if has_gpu and self.options.timing and self.options.case_rules.confirms_times:
             self.runner.profiler_workers.start()
 
     def require_servers(self) -> None:

@@ -1,6 +1,7 @@
 """Tests that every selected variant builds within its limits and is correct, and how fast it is.
 
-Kernels run in worker processes; pytest's own process imports no torch.
+Kernels run in worker processes; pytest's own process imports no torch.  The features that a run uses add
+tests to this file.
 """
 
 from __future__ import annotations
@@ -26,33 +27,8 @@ def test_property(fa_variant: Variant, fa_property: str, fa_run: FaRun) -> None:
     fa_run.property(fa_variant, fa_property)
 
 
-def test_gate(fa_variant: Variant, fa_run: FaRun) -> None:
-    """The variant takes less than the ratio of `--fa-gate` times its baselines' time, on every shape of the run."""
-    fa_run.gate(fa_variant)
-
-
 def test_speed(fa_variant: Variant, fa_case: Case, fa_run: FaRun, fa_benchmark: FaBenchmark) -> None:
     """The variant is timed on this shape, and the outputs of the timed calls are correct."""
     record = fa_run.speed(fa_variant, fa_case)
     if record.speed is not None:
         fa_benchmark.record(record.speed, fa_case, variant=fa_variant.name)
-
-
-def test_profile(fa_variant: Variant, fa_case: Case, fa_run: FaRun) -> None:
-    """The variant is profiled with Nsight Compute on this shape, in a process in which nothing is timed."""
-    fa_run.profile(fa_variant, fa_case)
-
-
-def test_sanitize(fa_variant: Variant, fa_case: Case, fa_sanitizer: str, fa_run: FaRun) -> None:
-    """This tool of compute-sanitizer finds nothing in one call of the variant."""
-    fa_run.sanitize(fa_variant, fa_sanitizer, fa_case)
-
-
-def test_sweep(fa_variant: Variant, trial_number: int, fa_run: FaRun) -> None:  # noqa: ARG001  # part of the test's id
-    """One more configuration of `--fa-sweep` is judged, and timed if it is right."""
-    fa_run.sweep_trial(fa_variant)
-
-
-def test_sweep_end(fa_variant: Variant, fa_run: FaRun) -> None:
-    """The best configuration of `--fa-sweep` takes less time than the variant itself, which a gate confirms."""
-    fa_run.sweep_end(fa_variant)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pytest_fa.catalog.case import AXES, Computes
-from pytest_fa.features.gate.gate_lines import gate_lines
 from pytest_fa.records.judged import WITH_POISON, Bound, Check, CrossCheck, Diagnosis, Index, Repeats
 from pytest_fa.records.record import Record
 
@@ -47,16 +48,18 @@ TITLES = {
 ADVICE = {"unsupported": "the manifest supports this case; state in `supports` what the kernel refuses"}
 
 
-def failure_text(record: Record) -> str:
-    """The text of a failed test: the cause in one line, then the details, then the rerun command."""
+def failure_text(record: Record, of_features: Iterable[str] = ()) -> str:
+    """The text of a failed test: the cause in one line, then the details, then the rerun command.
+
+    `of_features` are the details that features add.
+    """
     first_line, *details = record.message.splitlines() or [""]
     cause = record.diagnosis.cause.removeprefix("wrong ") if record.diagnosis else ""
     lines = [f"{HEADLINES[record.outcome]}{first_line}{f': {cause}' if cause else ''}", *details]
     lines += [f"  {ADVICE[record.outcome]}"] if record.outcome in ADVICE else []
     stages = ", ".join(f"{stage.name} {stage.state}" for stage in record.stages)
     lines.append(f"  stages: {stages}")
-    if record.gate is not None:
-        lines += [f"  {line}" for line in gate_lines(record.variant, record.gate)]
+    lines += [f"  {line}" for line in of_features]
     if record.sanitized is not None:
         lines += [f"  {text}" for text in record.sanitized.findings]
     computes = record.case.computes if record.case else "attention"

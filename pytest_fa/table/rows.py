@@ -172,16 +172,6 @@ def claim_lines(records: list[Record]) -> list[str]:
     return [f"claims: {counts} other dtypes, head_dims, masks, layouts and groupings are right"] if outcomes else []
 
 
-def render_matrix(records: list[Record], width: int) -> str:
-    """The kernels of the self-test, each with the checks that rejected it."""
-    rows = [(record.variant, ", ".join(record.caught_by) or "no check", record.outcome) for record in records]
-    name = max(len(row[0]) for row in rows)
-    lines = [f"{variant:{name}}  {'' if outcome == 'ok' else 'WRONG: '}{checks}" for variant, checks, outcome in rows]
-    wrong = sum(outcome != "ok" for _, _, outcome in rows)
-    lines.append(f"{len(rows)} kernels, {wrong} of them with an unexpected result (marked WRONG)")
-    return "\n".join(line if len(line) <= width else f"{line[: width - 3]}..." for line in lines)
-
-
 def headline(record: Record) -> str:
     """One record in a few words, for the properties in a JUnit file."""
     parts: list[str] = [record.outcome]

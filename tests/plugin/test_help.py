@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from pytest_fa.options.flags import OPTIONS
+from pytest_fa.options.flags import all_options
 from tests.projects import NewProject, Project, variants_of
 from tests.tiers import nightly_after
 
-FLAGS = [option.flag for option in OPTIONS]
+FLAGS = [option.flag for option in all_options()]
 
 
 @pytest.fixture(scope="module")

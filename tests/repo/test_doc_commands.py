@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.features.bundle.commands import _parser
-from pytest_fa.options.flags import OPTIONS
+from pytest_fa.options.flags import all_options
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = {"report.md": 5, "compare.md": 3, "bundle.md": 5}  # page -> least number of commands
@@ -63,4 +63,4 @@ def test_every_command_about_records_works(saved: Path, page: str) -> None:
             assert process.returncode == 0, f"$ {command}\n{process.stdout}\n{process.stderr}"
         else:
             options = {word.partition("=")[0] for word in words if word.startswith("--fa-")}
-            assert (program, options - {option.flag for option in OPTIONS}) == ("pytest", set())
+            assert (program, options - {option.flag for option in all_options()}) == ("pytest", set())

@@ -13,12 +13,12 @@ from pytest_fa import plugin
 from pytest_fa.catalog.manifest import MANIFEST_NAME, Manifest, Member
 from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.catalog.variant import Call, Constant, Entry, InstructionLimit, Limits, Supports, Suppression
-from pytest_fa.options.flags import OPTIONS
+from pytest_fa.options.flags import all_options
 from pytest_fa.plugin import fixtures
 from tools.docs.markdown import rewrite
 
 REPOSITORY = Path(__file__).parents[2]
-FLAGS = [option.flag for option in OPTIONS]
+FLAGS = [option.flag for option in all_options()]
 
 
 def pages() -> dict[str, str]:

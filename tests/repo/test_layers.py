@@ -21,6 +21,7 @@ PACKAGE = REPOSITORY / "pytest_fa"
 # The layers from top to bottom.  A layer may import from itself and from the layers above it.
 LAYERS = (
     "errors",
+    "feature",
     "earlier",
     "regular_file",
     "processes",
@@ -42,28 +43,6 @@ LAYERS = (
     "suite",
     "__main__",
 )
-# What layers above the features still import from them.
-BELOW_FEATURES = {
-    "catalog.plan": {"selftest.exploits", "selftest.faults"},
-    "plugin.fa_run": {"gate.gate", "sanitize.sanitize", "selftest.selftest", "sweep.sweeping"},
-    "plugin.hooks": {"shards.shard", "sweep.sweeping", "watch.watch_hooks"},
-    "plugin.items": {"html.html_page", "watch.tasks"},
-    "plugin.state": {"ncu.profile"},
-    "plugin.terminal": {
-        "gate.gate_lines",
-        "gate.noise",
-        "github.annotations",
-        "github.step_summary",
-        "html.html_file",
-        "html.html_page",
-        "selftest.exploit_lines",
-    },
-    "plugin.xdist_hooks": {"shards.shard"},
-    "session.case_runner": {"selftest.faults"},
-    "session.run_plan": {"gate.gate_gpus"},
-    "table.failure": {"gate.gate_lines"},
-    "table.shown_record": {"gate.decision", "gate.gate_lines"},
-}
 # Folders whose modules may import torch; of a feature, those of its folder `judge_side`.
 WITH_TORCH = ("gpu", "candidate", "judge", "server")
 # Programs of child processes.  They are started by name, so that pytest's process does not import what they import.
@@ -177,7 +156,6 @@ def test_imports_point_up() -> None:
         for path in LAYERED
         for name in sorted(package_imports(path))
         if layer_of(name) not in layers_up_to(layer_of(module_of(path)))
-        and name.removeprefix("pytest_fa.features.") not in BELOW_FEATURES.get(module_of(path)[len("pytest_fa.") :], ())
     ]
     assert wrong == []
 
@@ -213,15 +191,15 @@ def test_only_a_child_imports_a_child() -> None:
     assert importers - set(CHILDREN) == set()
 
 
-def test_only_the_plugin_has_hooks() -> None:
-    """Only three files of `plugin` define hooks: those of every run, of pytest-xdist, and of `--fa-watch`."""
-    files = {
-        str(path.relative_to(PACKAGE))
+def test_only_the_plugin_and_features_have_hooks() -> None:
+    """Hooks are defined in `plugin` and in the folders of features, which import them only if they are used."""
+    folders = {
+        layer_of(module_of(path))
         for path in SOURCES
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("pytest_")
     }
-    assert files == {"plugin/hooks.py", "plugin/xdist_hooks.py", "features/watch/watch_hooks.py"}
+    assert folders == {"plugin", "features"}
 
 
 def test_every_hook_and_fixture_is_offered() -> None:
@@ -259,7 +237,7 @@ def test_no_two_classes_share_a_name() -> None:
             and isinstance(node.targets[0], ast.Name)
             and re.fullmatch(r"([A-Z][a-z]+)+", node.targets[0].id)
         )
-    assert sorted(name for name, count in names.items() if count > 1) == []
+    assert sorted(name for name, count in names.items() if count > 1) == ["Hooks"]  # the hooks of each feature
 
 
 # -- torch ------------------------------------------------------------------------------------------------------------

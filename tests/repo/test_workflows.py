@@ -19,7 +19,7 @@ import yaml
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.features.bundle.attest import PREDICATE
-from pytest_fa.options.flags import OPTIONS
+from pytest_fa.options.flags import all_options
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.projects import NewProject, Project, inner_environment
 from tests.projects import new_project as _new_project
@@ -44,7 +44,7 @@ SIMPLE_COMMANDS = (
     ".venv/bin/python",
     ".venv/bin/pytest",
 )
-FLAGS = {option.flag for option in OPTIONS}
+FLAGS = {option.flag for option in all_options()}
 
 new_project, resident_server = _new_project, _resident_server  # pytest looks for fixtures in this module
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from pytest_fa.__main__ import main
 from pytest_fa.catalog.case import DTYPES
 from pytest_fa.catalog.suites import TARGET_SHAPE
 from pytest_fa.records.ceilings import Ceilings, write_ceilings
@@ -25,7 +24,7 @@ from tools.docs.error_picture import error_picture
 from tools.docs.ladder_picture import ladder_picture
 from tools.docs.long_picture import long_picture
 from tools.docs.phase_picture import phase_picture
-from tools.docs.pictures import NothingToShow, draw
+from tools.docs.pictures import NothingToShow, draw, main
 from tools.docs.scaling_picture import scaling_picture
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def test_pictures_are_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     """The command draws what the records have next to them, 800 pixels wide; the same records give identical files."""
     pytest.importorskip("matplotlib")
     save_records([*scaling_records(), *checked_records()], folder.parent)
-    assert main(["pictures", str(folder)]) == 0
+    assert main([str(folder)]) == 0
     paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [path.name for path in paths] == ["ladder.svg", "scaling.svg", "phases.svg", "errors.svg"]
     first = [path.read_bytes() for path in paths]
@@ -273,7 +272,7 @@ def test_a_folder_without_times_is_reported(tmp_path: Path, capsys: pytest.Captu
     save_records([record("ws_p2")], tmp_path)
     with pytest.raises(NothingToShow):
         draw(tmp_path / "cpu", None)
-    assert main(["pictures", str(tmp_path / "cpu")]) == 2
+    assert main([str(tmp_path / "cpu")]) == 2
     assert "no records with times in" in capsys.readouterr().err
 
 
@@ -282,7 +281,7 @@ def test_a_line_that_is_no_record_is_refused(folder: Path, capsys: pytest.Captur
     """If a line cannot be read, the command draws nothing, prints one sentence and exits with status 2."""
     with (folder / "ws_p2.jsonl").open("a", encoding="utf-8") as stream:
         stream.write(text)
-    assert main(["pictures", str(folder)]) == 2
+    assert main([str(folder)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     (sentence,) = captured.err.splitlines()
@@ -293,14 +292,14 @@ def test_a_line_that_is_no_record_is_refused(folder: Path, capsys: pytest.Captur
 def test_a_fifo_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A FIFO among the record files is refused; the command does not wait for a writer."""
     os.mkfifo(folder / "zzz.jsonl")
-    assert main(["pictures", str(folder)]) == 2
+    assert main([str(folder)]) == 2
     assert "zzz.jsonl: it cannot be read: it is a FIFO, not a regular file" in capsys.readouterr().err
 
 
 def test_ceilings_that_cannot_be_read_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With an unreadable ceilings.json, the command prints one sentence and exits with status 2."""
     (folder / "ceilings.json").write_text("{", encoding="utf-8")
-    assert main(["pictures", str(folder)]) == 2
+    assert main([str(folder)]) == 2
     (sentence,) = capsys.readouterr().err.splitlines()
     assert sentence.startswith(f"pytest_fa: {folder}/ceilings.json cannot be read: ")
 

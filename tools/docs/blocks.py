@@ -15,7 +15,7 @@ from pytest_fa.features.gate.noise_table import noise_rows
 from pytest_fa.features.html.margins import worst_margins
 from pytest_fa.features.ncu.bottleneck import bottleneck_of
 from pytest_fa.features.selftest.exploit_lines import exploit_rows, twin_rows
-from pytest_fa.options.flags import OPTIONS
+from pytest_fa.options.flags import all_options
 from pytest_fa.records.ceilings import read_ceilings
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
@@ -213,7 +213,7 @@ def _screen(spec: ScreenSpec, root: Path) -> str:
 def _options() -> str:
     """One row for each option: its form on the command line, and its help text."""
     rows = ["| option | meaning |", "| --- | --- |"]
-    for option in OPTIONS:
+    for option in all_options():
         form = (f"{option.flag}={option.metavar}" if option.metavar else option.flag).replace("|", "\\|")
         meaning = option.help[0].upper() + option.help[1:]
         default = f" Default: `{option.ini_default}`." if option.ini_default else ""

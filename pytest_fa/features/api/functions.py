@@ -14,8 +14,11 @@ from pytest_fa.errors import UsageProblem
 from pytest_fa.features.api.arguments import Settings, case_of, cases_of, named_arguments, variant_of
 from pytest_fa.features.api.kept_workers import open_session
 from pytest_fa.features.api.rerun_text import rerun_text
+from pytest_fa.features.api.shown_record import ShownRecord, shown
 from pytest_fa.features.api.this_process import Function, ThisProcess, name_of, variant_for
 from pytest_fa.features.gate.gate import decide_gate, gate_question
+from pytest_fa.features.gate.opponents import prepare_opponents
+from pytest_fa.features.gate.plugin import GateOptions, ratio_of
 from pytest_fa.host.fork_server import servers_of_run
 from pytest_fa.options import values
 from pytest_fa.records.environment import find_other_gpu_processes
@@ -23,7 +26,6 @@ from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable
 from pytest_fa.session.refusals import Refused
 from pytest_fa.session.session import Session
-from pytest_fa.table.shown_record import ShownRecord, shown
 
 if TYPE_CHECKING:
     from pytest_fa.candidate.forward import Forward
@@ -74,11 +76,12 @@ def decide(
     with named_arguments(settings):
         ids = tuple(case.id for case in cases_of(cases))
         with named_arguments(settings, gate="ratio"):
-            limit = values.gate_ratio(str(ratio))
-        options = settings.options(variants=(name,), cases=ids, gate=limit, gate_baseline=baseline)
+            limit = ratio_of(str(ratio))
+        gate = GateOptions(limit, baseline)
+        options = settings.options(variants=(name,), cases=ids, parts=(gate,), used=("gate",))
         with open_session(options) as session:
             with named_arguments(settings, variant="baseline"):
-                _ = session.run_plan.gate_baseline  # an unknown name is an error
+                prepare_opponents(session)  # an unknown name is an error
             variant = variant_of(session.run_plan, str(name))
             _start(session, variant)
             question = gate_question(session.run_plan, variant, limit)

@@ -24,7 +24,9 @@ from pytest_fa.features.gate.decision import ANALYSES, CONFIDENCE, LEAST_SD_SHAR
 from pytest_fa.features.gate.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.features.gate.gpu_workers import gate_processes, gpu_hashes
 from pytest_fa.features.gate.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval
+from pytest_fa.features.gate.memory import GateMemory
 from pytest_fa.features.gate.noise import read_noise
+from pytest_fa.features.gate.opponents import Opponents, may_be_gated, options_of
 from pytest_fa.features.gate.pilot import (
     BaselineTime,
     NoVerdict,
@@ -75,7 +77,7 @@ def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQues
     `--fa-gate-baseline` replaces the SDPA backends.  Raises `Refused` if the variant supports none of the cases, or if
     it is a probe, for which there is no baseline.
     """
-    if not variant.may_be_gated:
+    if not may_be_gated(variant):
         raise Refused(f"{variant.name} is never gated: role {variant.role}, computes {variant.computes}")
     first_seeds: dict[str, Case] = {}
     refused: dict[str, str] = {}
@@ -86,18 +88,18 @@ def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQues
             first_seeds.setdefault(case.shape_id, case)
     if not first_seeds:
         raise Refused(f"{variant.name} supports none of the cases of this run")
-    if run_plan.gate_gpus and variant.device_for(gpu=True) != "cuda":
+    baseline, cached, gpus = Opponents.of(run_plan)
+    if gpus and variant.device_for(gpu=True) != "cuda":
         raise Refused(f"--fa-gate-gpus: {variant.name} runs on the CPU; drop it")
     cases, left_out = tuple(first_seeds.values()), tuple(refused.values())
-    if cached := run_plan.cached_build:
+    if cached:
         older = msgspec.structs.replace(variant, name=f"{cached.variant}{OLDER_BUILD}{cached.key}")
         arm = Arm(older, str(run_plan.options.cache / cached.library), cached.files)
-        return GateQuestion(ratio, cases, (), arm, left_out, run_plan.gate_gpus)
+        return GateQuestion(ratio, cases, (), arm, left_out, gpus)
     has_gpu = find_gpu() is not None
     device = variant.device_for(gpu=has_gpu)
     sdpa = tuple(each for each in run_plan.sdpa_baselines if device in (None, each.device_for(gpu=has_gpu)))
-    baselines = (run_plan.gate_baseline,) if run_plan.gate_baseline else sdpa
-    return GateQuestion(ratio, cases, baselines, None, left_out, run_plan.gate_gpus)
+    return GateQuestion(ratio, cases, (baseline,) if baseline else sdpa, None, left_out, gpus)
 
 
 def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, say: Say) -> Record:
@@ -118,7 +120,7 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
     process_sd, source = _known_sd(runner)
     gpus = gpu_hashes(question.gpus, runner.options.cache)
     effect = detectable_on(process_sd, ANALYSES[-1], len(gpus), CONFIDENCE)
-    cost = expected_cost(runner.gates, runner.options, runner.records.environment)
+    cost = expected_cost(GateMemory.of(runner).gates, runner.options, runner.records.environment)
     say(_announcement(variant, question, pilot, arm_pairs, effect, source, cost))
     results: list[GateResult] = []
     analysis = Analysis("INCONCLUSIVE", "", ())
@@ -140,7 +142,7 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
             if analysis.verdict:
                 break
     gate = _gate(question, seed, samples, results, analysis, pilot, effect, (time.monotonic() - start, pilot_seconds))
-    runner.gates.append(gate)
+    GateMemory.of(runner).gates.append(gate)
     outcome = OUTCOMES[gate.verdict]
     record = _ended(runner, variant, question, outcome, "" if outcome == "ok" else f"{gate.verdict}: {gate.reason}")
     return msgspec.structs.replace(record, gate=gate)
@@ -345,8 +347,8 @@ def _rerun_command(runner: CaseRunner, variant: Variant, question: GateQuestion)
     """The command that runs the gate again.  It names every case, the ratio and the baseline."""
     command = rerun_command(runner.options, "gate", variant.name, None)
     words = [f"--fa-case={','.join(case.id for case in question.cases)}", f"--fa-gate={question.ratio:g}"]
-    if runner.options.gate_baseline:
-        words.append(f"--fa-gate-baseline={runner.options.gate_baseline}")
+    if baseline := options_of(runner.options).baseline:
+        words.append(f"--fa-gate-baseline={baseline}")
     return f"{command} {shlex.join(word for word in words if word not in shlex.split(command))}"
 
 

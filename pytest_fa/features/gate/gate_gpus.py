@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.options.values import ALL_GPUS
+from pytest_fa.features.gate.plugin import ALL_GPUS
 from pytest_fa.records.environment import Gpu, find_gpus
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pytest_fa.features.gate.decision import CONFIDENCE
 from pytest_fa.records.gated import Gate, GatePair
+from pytest_fa.records.record import Record
 
 
 def gate_lines(variant: str, gate: Gate) -> list[str]:
@@ -43,3 +44,8 @@ def _gpu_lines(pair: GatePair) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4f}"
+
+
+def gate_details(record: Record) -> list[str]:
+    """What a record's gate adds to the text of a failure."""
+    return gate_lines(record.variant, record.gate) if record.gate else []

@@ -13,6 +13,7 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError
+from pytest_fa.features.gate.memory import GateMemory
 from pytest_fa.records.agreement import is_unconfirmed, why_unconfirmed
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.record import Record
@@ -134,7 +135,7 @@ def _baseline_row(runner: CaseRunner, baselines: tuple[Variant, ...], case: Case
     because the gate holds them to these times.  If other baselines are near by the new times, all are timed anew.
     """
     key, start = (case.id, tuple(each.name for each in baselines)), time.monotonic()
-    measured_at, shared = runner.baseline_rows.get(key, (-math.inf, ()))
+    measured_at, shared = GateMemory.of(runner).baseline_rows.get(key, (-math.inf, ()))
     records: dict[str, Record] = {}
     if start - measured_at <= MOST_PILOT_AGE_SECONDS:
         nearest = _near_of(shared)
@@ -146,7 +147,7 @@ def _baseline_row(runner: CaseRunner, baselines: tuple[Variant, ...], case: Case
     records |= _timed(runner, [each for each in baselines if each.name not in records], case)
     row = [records[each.name] for each in baselines if each.name in records]
     if not any(map(_why_no_time, row)):
-        runner.baseline_rows[key] = start, tuple(row)
+        GateMemory.of(runner).baseline_rows[key] = start, tuple(row)
     return BaselineRow(row, {})
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_fa.features.export.exported_table import LEFT_COLUMNS, exported_table
-from pytest_fa.features.gate.gate_lines import gate_lines
+from pytest_fa.features.gate.gate_lines import gate_details, gate_lines
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
 from pytest_fa.records.tool_results import DURATION
@@ -100,7 +100,7 @@ def _failures(failed: list[Record]) -> Iterator[str]:
         faults.setdefault((record.variant, record.outcome), []).append(record)
     for (variant, _), group in faults.items():
         count = f" ({len(group)} tests)" if len(group) > 1 else ""
-        text = failure_text(group[0])
+        text = failure_text(group[0], gate_details(group[0]))
         shown = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
         title = html.escape(f"{variant}: {TITLES[group[0].outcome]}{count}")
         yield f"<details><summary>{title}</summary>\n\n<pre>\n{html.escape(shown)}\n</pre>\n\n</details>\n\n"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import NamedTuple
 
+from pytest_fa.features.gate.gate_lines import gate_details
 from pytest_fa.features.html.error_map import MapRow, error_map_of
 from pytest_fa.records.record import Record
 from pytest_fa.table.failure import TITLES, failure_text
@@ -54,7 +55,7 @@ def failures_of(records: list[Record]) -> Failures:
 def _failure_part(group: list[Record]) -> FailurePart:
     first = next((record for record in group if record.diagnosis and record.diagnosis.error_map), group[0])
     map_title, map_rows = error_map_of(first.diagnosis)
-    text = failure_text(first)
+    text = failure_text(first, gate_details(first))
     count = f" ({len(group)} tests)" if len(group) > 1 else ""
     return FailurePart(
         title=f"{first.variant}: {TITLES[first.outcome]}{count}",

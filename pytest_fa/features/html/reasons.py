@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from pytest_fa.features.ncu.ncu_lines import figure_text, headline_of
 from pytest_fa.records.record import Record
 from pytest_fa.records.tool_results import NsightReport
-from pytest_fa.table.tool_lines import figure_text, headline_of, short_name
+from pytest_fa.table.tool_lines import short_name
 
 PHASE_BAR_WIDTH = 200  # pixels
 MOST_COUNTERS = 12

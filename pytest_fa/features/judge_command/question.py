@@ -11,8 +11,9 @@ from pytest_fa.catalog.own_tolerance import DEFAULT
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UsageProblem
 from pytest_fa.features.gate.gate import gate_question
+from pytest_fa.features.gate.plugin import GateOptions, ratio_of
 from pytest_fa.options import values
-from pytest_fa.options.flags import OPTIONS
+from pytest_fa.options.flags import all_options
 from pytest_fa.options.options import Options, defaults, require_variants
 from pytest_fa.session.refusals import Refused
 from pytest_fa.session.run_plan import RunPlan
@@ -47,7 +48,7 @@ class Question:
     @property
     def ratio(self) -> float:
         """The ratio that every shape must stay below.  Raises `UsageProblem`."""
-        return values.gate_ratio(self.gate)
+        return ratio_of(self.gate)
 
     @property
     def policy(self) -> str:
@@ -77,7 +78,7 @@ class Question:
         """The options of pytest-fa that the run of this variant has."""
         value_of = {dest: getattr(self, dest) for dest in FORWARDED}
         value_of |= {"kernels": self.kernels_word, "variant": name, "gate": self.gate, "tolerance": self.policy}
-        used = [(option.flag, value_of.get(option.dest.removeprefix("fa_"))) for option in OPTIONS]
+        used = [(option.flag, value_of.get(option.dest.removeprefix("fa_"))) for option in all_options()]
         words = [flag if value is True else f"{flag}={value}" for flag, value in used if value not in (None, False)]
         return [*words, *(["--ncu"] if self.ncu else [])]
 
@@ -93,8 +94,8 @@ class Question:
             kernels=kernels or known.kernels,
             suites=values.words_of(self.suite or "") or known.suites,
             cases=values.words_of(self.case or ""),
-            gate=self.ratio,
-            gate_baseline=self.gate_baseline,
+            parts=(GateOptions(self.ratio, self.gate_baseline),),
+            used=("gate",),
             tolerance=self.policy,
             cache=values.folder(rootdir, self.cache or "") or known.cache,
         )

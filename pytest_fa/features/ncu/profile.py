@@ -13,6 +13,7 @@ from pytest_fa.catalog.variant import COMPANION_ROLES, Variant
 from pytest_fa.features.ncu.counter_differences import differences
 from pytest_fa.features.ncu.index import add_entry
 from pytest_fa.features.ncu.nsight import Nsight
+from pytest_fa.features.ncu.plugin import NcuOptions
 from pytest_fa.host.timing_lock import timing_lock
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
@@ -69,13 +70,14 @@ class CaseProfiler:
     def _nsight(self) -> Nsight:
         """Nsight Compute for the GPU of this machine.  Raises `CannotRun` if there is none."""
         gpu, options = find_gpu(), self._runner.options
+        asked = options.part(NcuOptions) or NcuOptions()
         if gpu is None:
             raise CannotRun("profiling needs a GPU, and this machine has none")
         return Nsight(
             options.artifacts / "ncu",
             options.rootdir,
             gpu.compute_capability,
-            sudo=options.ncu_sudo,
+            sudo=asked.sudo,
             cache=options.cache,
         )
 
@@ -121,7 +123,7 @@ class CaseProfiler:
         with timing_lock():
             # Only a `cuda` entry is certain to launch no kernels but those of its own library.
             build = self._build_of(variant) if variant.entry.kind == "cuda" else None
-            profile = self._nsight.run(job, self._runner.options.ncu_set, build)
+            profile = self._nsight.run(job, (self._runner.options.part(NcuOptions) or NcuOptions()).preset, build)
         self._profiles[(variant.name, case.id)] = msgspec.structs.replace(profile, expect=variant.expect)
         return self._profiles[(variant.name, case.id)]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest_fa
@@ -11,7 +14,14 @@ from pytest_fa.catalog.grammar import NAME
 from pytest_fa.errors import UsageProblem
 
 TEMPLATES = Path(pytest_fa.__file__).parent / "template"
-KINDS = ("cuda", "torch", "python", "triton")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write the folder, and print the command that tests it."""
+    folder = write_variant(options.name, options.kind, options.kernels)
+    option = "" if options.kernels == Path("kernels") else f" --fa-kernels={shlex.quote(str(options.kernels))}"
+    sys.stdout.write(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}\n")
+    sys.stdout.write(f"next: pytest --pyargs pytest_fa.suite{option} --fa-variant={options.name}\n")
 
 
 def write_variant(name: str, kind: str, kernels: Path) -> Path:

@@ -45,7 +45,6 @@ CASES = (
     "b1h1s520d64-fp16-seed0",
     "b1h2s113d64-fp32-seed0",
 )
-REPEATS = 30
 
 
 class Fault(NamedTuple):

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.feature import suite_tests
+from pytest_fa.features.shards.plugin import ShardOptions
 from pytest_fa.features.shards.shard_split import RecordedSeconds, Work, source_hashes, split
 from pytest_fa.features.shards.shards import (
     SHARD_SCHEMA,
@@ -22,28 +24,22 @@ from pytest_fa.features.shards.shards import (
 from pytest_fa.plugin.items import needed_variants, param_of
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from pytest_fa.options.options import Options
 
 SHARD_FILE_KEY: pytest.StashKey[Path] = pytest.StashKey()
 WORKER_INPUT = "fa_shard_file"  # of a pytest-xdist worker: where the first of them writes the plan
 FIRST_WORKER = "gw0"
-# Tests of the shipped suite -> the kind of their records.  Other tests count as checks.
-_KINDS = {
-    "test_build": "build",
-    "test_property": "property",
-    "test_speed": "speed",
-    "test_gate": "gate",
-    "test_profile": "profile",
-    "test_sanitize": "sanitize",
-    "test_judge": "selftest",
-}
+KINDS = {"test_build": "build", "test_property": "property", "test_speed": "speed"}  # other tests count as checks
 
 
 def keep_shard(config: pytest.Config, items: list[pytest.Item], options: Options) -> None:
     """Deselect the tests of the other shards, and write the plan of all shards."""
-    if options.shard is None:
+    asked = options.part(ShardOptions)
+    if asked is None:
         return
-    number, count = options.shard
+    number, count = asked.number, asked.count
     recorded = RecordedSeconds(options.records_folder)
     groups = {item: _group_of(item) for item in items}
     seconds: dict[str, float] = {}
@@ -80,7 +76,8 @@ def _group_of(item: pytest.Item) -> str:
 
 def _work_of(item: pytest.Item) -> Work:
     case, variant = param_of(item, "fa_case"), param_of(item, "fa_variant")
-    kind = _KINDS.get(_function_of(item), "correct")
+    function = _function_of(item)
+    kind = suite_tests()[function][1].kind if function in suite_tests() else KINDS.get(function, "correct")
     name = variant.name if isinstance(variant, Variant) else ""
     return Work(kind, name, case.shape_id if case is not None else None)
 
@@ -96,11 +93,12 @@ class ShardLog:
         self._path = config.stash[SHARD_FILE_KEY] = shard_path(records)
         self._finished: dict[str, FinishedTest] = {}
 
-    def tell(self, worker_input: dict[str, str]) -> None:
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401  # a worker of pytest-xdist
         """Tell a worker of pytest-xdist where the plan is written."""
-        worker_input[WORKER_INPUT] = str(self._path)
+        node.workerinput[WORKER_INPUT] = str(self._path)
 
-    def take(self, report: Any) -> None:  # noqa: ANN401  # a report with or without the attributes of `attach`
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the outcome of a test and its records; a failure in setup or teardown is one of the test."""
         before = self._finished.get(report.nodeid)
         if report.when == "call" or not report.passed:
@@ -108,7 +106,13 @@ class ShardLog:
             new = ((record["kind"], record["id"]),) if record else ()
             self._finished[report.nodeid] = FinishedTest(report.outcome, (*(before.records if before else ()), *new))
 
-    def finish(self, status: int) -> int:
+    @pytest.hookimpl(wrapper=True)  # after the records have decided the exit status
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Complete the file, and set the exit status."""
+        session.exitstatus = self._finish(session.exitstatus)
+        return (yield)
+
+    def _finish(self, status: int) -> int:
         """Complete the file, and return the exit status.  A shard for which no test is left has passed."""
         shard = read_shard(self._path)
         if shard is None:  # nothing was collected

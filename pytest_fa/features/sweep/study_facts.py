@@ -16,6 +16,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.sweep_space import Sweep
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ToolchainError, UsageProblem
+from pytest_fa.features.gate.opponents import may_be_gated
 from pytest_fa.features.shards.shard_split import folder_hash
 from pytest_fa.features.sweep.suggest import Space
 from pytest_fa.options.options import Options
@@ -92,7 +93,7 @@ def sweep_of(parent: Variant) -> Sweep:
             f"--fa-sweep: the manifest of {parent.name} has no `sweep`; write for example "
             f"`sweep: {{values: {{{next(iter(parent.defines), 'BLOCK_M')}: [32, 64]}}}}` (see docs/sweeps.md)"
         )
-    if not parent.may_be_gated:
+    if not may_be_gated(parent):
         raise UsageProblem(f"--fa-sweep: {parent.name} is never gated: role {parent.role}, computes {parent.computes}")
     return parent.sweep
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_fa.catalog.sweep_space import Point, Sweep, feasible_points
+from pytest_fa.features.sweep.plugin import SamplerName
 from pytest_fa.features.sweep.trial_result import SweepTrial
-from pytest_fa.options.options import SamplerName
 
 if TYPE_CHECKING:
     import optuna

@@ -22,6 +22,7 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sweep.closed import closed_line
 from pytest_fa.features.sweep.finals import NONE, end_sweep
 from pytest_fa.features.sweep.kernel_bench import KernelBench
+from pytest_fa.features.sweep.plugin import options_of
 from pytest_fa.features.sweep.search import run_trial
 from pytest_fa.features.sweep.shared_study import SharedStudy, running_elsewhere
 from pytest_fa.features.sweep.storage import open_storage, require_optuna
@@ -64,7 +65,7 @@ class SweepRun:
     def suggester(self) -> Suggester:
         """What suggests configurations in this process."""
         seed = random.SystemRandom().randrange(2**31)
-        return Suggester(self.space, self.options.trials, self.options.sampler, seed)
+        return Suggester(self.space, options_of(self.options).trials, options_of(self.options).sampler, seed)
 
     def next_trial(self) -> SweepTrial | None:
         """Run the next trial; None if the budget or the space is used up, or if the finals or the gate were begun.
@@ -74,7 +75,7 @@ class SweepRun:
         self.bench.require_parent()
         if self.study.end or self.study.gate_begun is not None:
             return None
-        return run_trial(self.study, self.suggester, self.bench, self.options.trials)
+        return run_trial(self.study, self.suggester, self.bench, options_of(self.options).trials)
 
     def end(self) -> Record:
         """Run what is left, wait for other processes, and end the sweep; return the record of its end.
@@ -101,7 +102,9 @@ class SweepRun:
     def closed(self) -> str:
         """Why this run adds no trial to a study whose finals another process runs; empty if it may, or needs none."""
         is_late = self.study.is_closed
-        return closed_line(self.study.trials(), self.options.trials, len(self.space.points)) if is_late else ""
+        return (
+            closed_line(self.study.trials(), options_of(self.options).trials, len(self.space.points)) if is_late else ""
+        )
 
     def _end_here(self) -> SweepEnd:
         """End the sweep in this process.  A gate that was begun before is not repeated."""
@@ -152,16 +155,17 @@ class SweepRun:
     @property
     def _command(self) -> str:
         """The command that continues this sweep."""
-        options = self.options
-        words = [*options.rerun, f"--fa-sweep={self.parent.name}", f"--fa-trials={options.trials}", *options.selection]
-        return shlex.join([*words, *([f"--fa-study={without_password(options.study)}"] if options.study else [])])
+        options, asked = self.options, options_of(self.options)
+        words = [*options.rerun, f"--fa-sweep={self.parent.name}", f"--fa-trials={asked.trials}", *options.selection]
+        return shlex.join([*words, *([f"--fa-study={without_password(asked.study)}"] if asked.study else [])])
 
 
 def study_place(options: Options, parent: Variant) -> str:
     """The file or the URL of a study: that of `--fa-study`, else a journal in the artifacts."""
-    if options.study is None:
+    study = options_of(options).study
+    if study is None:
         return str(options.artifacts / "sweeps" / f"{parent.name}.journal")
-    return options.study if is_url(options.study) else str(options.rootdir / Path(options.study).expanduser())
+    return study if is_url(study) else str(options.rootdir / Path(study).expanduser())
 
 
 def open_study(options: Options, parent: Variant, facts: dict[str, Any]) -> SharedStudy:

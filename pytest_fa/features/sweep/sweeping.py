@@ -10,6 +10,8 @@ import pytest
 from pytest_fa.catalog.sweep_space import point_text
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sweep.closed import closed_line
+from pytest_fa.features.sweep.plugin import options_of
+from pytest_fa.features.sweep.storage import require_optuna
 from pytest_fa.features.sweep.study_facts import study_facts
 from pytest_fa.features.sweep.study_url import without_password
 from pytest_fa.features.sweep.sweep import SweepRun, open_study, study_place
@@ -47,8 +49,6 @@ def check_sweep(config: pytest.Config) -> None:
 
     Raises `UsageProblem` if the variant cannot be swept, or if Optuna is missing.
     """
-    from pytest_fa.features.sweep.storage import require_optuna  # noqa: PLC0415
-
     require_optuna()
     session = session_of(config)
     config.stash[START_KEY] = SweepStart(study_facts(session, _swept(session.run_plan)), time.time())
@@ -81,7 +81,7 @@ def write_sweep(terminal: pytest.TerminalReporter) -> None:
     terminal.section(f"sweep of {variant.name}")
     for line in (*study_lines(study.facts, trials), *history_lines(trials)):
         terminal.write_line(printable(line))
-    late = closed_line(trials, options.trials, int(study.facts["feasible"])) if end else ""
+    late = closed_line(trials, options_of(options).trials, int(study.facts["feasible"])) if end else ""
     for line in (*([late] if late else []), *end_lines(end, start.began), *takeover_lines(end, study.facts)):
         terminal.write_line(printable(line), green=end is not None and end.winner is not None)
     terminal.write_line(printable(f"study: {place}; python -m pytest_fa sweep show {place}"))

@@ -70,4 +70,4 @@ def _tasks(plan: Plan) -> list[Task]:
     builds = [Task("build", variant) for variant in plan.builds if isinstance(variant, Variant)]
     checks = [Task("correct", variant, case) for variant, case in (*plan.checks, *plan.claims)]
     properties = [Task("property", variant, name) for variant, name in plan.properties]
-    return [*builds, *checks, *properties, *(Task("speed", variant, case) for variant, case in plan.profiles)]
+    return [*builds, *checks, *properties, *(Task("speed", variant, case) for variant, case in plan.first_seeds)]

@@ -24,8 +24,8 @@ from pytest_fa.features.gate.gate_gpus import gpus_of_gate
 from pytest_fa.features.gate.gate_lines import gate_lines
 from pytest_fa.features.gate.gpu_effect import detectable_on, gpu_sd, independent_samples, process_sd
 from pytest_fa.features.gate.intervals import PROCESS_SD, detectable_effect
+from pytest_fa.features.gate.plugin import ALL_GPUS, GateOptions
 from pytest_fa.host.client import Workers
-from pytest_fa.options.values import ALL_GPUS
 from pytest_fa.records.environment import Gpu
 from pytest_fa.records.gated import Gate, PairSamples
 from pytest_fa.records.read import read_record
@@ -157,7 +157,7 @@ def test_a_variant_for_the_cpu_is_not_gated_on_gpus(
     folder = write_variant("mine", manifest=PYTHON_MANIFEST, **{"entry.py": ""})
     (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
     variant = msgspec.structs.replace(variant, supports=msgspec.structs.replace(variant.supports, device=("cpu",)))
-    run_plan = RunPlan(options(tmp_path, cases=(CASE.id,), gate=RATIO, gate_gpus=2))
+    run_plan = RunPlan(options(tmp_path, cases=(CASE.id,), parts=(GateOptions(RATIO, gpus=2),)))
     with pytest.raises(Refused, match="mine runs on the CPU; drop it"):
         gate_question(run_plan, variant, RATIO)
 

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.features.gate.memory import GateMemory
 from pytest_fa.features.gate.pilot import OTHER_NODES, NoVerdict, Pilot, other_nodes_than_pilot, run_pilot
 from pytest_fa.host.client import Workers
 from pytest_fa.host.profiler_workers import ProfilerWorkers
@@ -55,7 +56,8 @@ class TimedRunner(CaseRunner):
 
     def age(self, seconds: float) -> None:
         """Let all shared times become older."""
-        self.baseline_rows = {key: (at - seconds, row) for key, (at, row) in self.baseline_rows.items()}
+        rows = GateMemory.of(self).baseline_rows
+        rows.update({key: (at - seconds, row) for key, (at, row) in rows.items()})
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ def test_new_times_that_change_who_is_near_renew_all(runner: TimedRunner, change
     pilot, ran = runner.pilot()
     assert (ran, pilot.ages) == (["candidate", "fast", "second", "slow"], {})
     assert pilot.times == {CASE.shape_id: runner.us}
-    ((_, kept),) = runner.baseline_rows.values()
+    ((_, kept),) = GateMemory.of(runner).baseline_rows.values()
     assert [each.speed.device.median_us for each in kept if each.speed] == list(runner.us.values())[1:]
 
 

@@ -27,7 +27,7 @@ from pytest_fa.features.ncu.profile import CaseProfiler
 
 def nsight(case_profiler):
     options = case_profiler._runner.options
-    return Nsight(options.artifacts / "ncu", options.rootdir, (9, 0), sudo=options.ncu_sudo)
+    return Nsight(options.artifacts / "ncu", options.rootdir, (9, 0), sudo=False)
 
 
 pytest_fa.features.ncu.profile.device_of = lambda variant: "cuda"

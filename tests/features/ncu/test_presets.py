@@ -7,8 +7,8 @@ import gzip
 import pytest
 
 from pytest_fa.features.ncu import presets
+from pytest_fa.features.ncu.plugin import SETS
 from pytest_fa.features.ncu.presets import PRESETS, preset
-from pytest_fa.options import values
 from tests.factories import RECORDED
 
 CHIPS = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0))
@@ -17,7 +17,7 @@ NEEDED = (presets.ACTIVE_MAX, presets.ELAPSED_MAX, presets.MEMORY, presets.XU, p
 
 def test_the_options_offer_the_presets() -> None:
     """`--ncu-set` allows exactly the presets that exist."""
-    assert PRESETS == values.NCU_SETS
+    assert PRESETS == SETS
 
 
 @pytest.mark.parametrize("chip", CHIPS)

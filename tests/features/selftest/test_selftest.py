@@ -11,7 +11,7 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.properties import ON_GPU
 from pytest_fa.features.selftest.exploits import EXPLOITS, HONEST_TWINS
 from pytest_fa.features.selftest.faults import CHECKS, FAULTS, ON_GPU_ONLY, TWINS, detection_problem
-from pytest_fa.session.run_plan import SELFTEST_KERNELS
+from pytest_fa.features.selftest.plugin import FOLDER as SELFTEST_KERNELS
 from tests.projects import Project, Run
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.features.sweep.plugin import SweepOptions
 from pytest_fa.features.sweep.study_facts import changed_files, study_facts
 from pytest_fa.features.sweep.sweep import SweepRun
 from pytest_fa.session.refusals import ChangedMeanwhile
@@ -43,6 +44,7 @@ def tuned(tmp_path: Path) -> Variant:
 def session_in(folder: Path, **changes: Any) -> Session:
     """A session of the kernels in `folder`, whose options have these changes."""
     chosen = options(folder, kernels=(folder / "kernels",), variants=("tuned",), cache=folder / "cache")
+    chosen = dataclasses.replace(chosen, parts=(SweepOptions("tuned"),))
     return Session(dataclasses.replace(chosen, **changes))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 import time
@@ -17,6 +16,7 @@ from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.sweep_space import Point
 from pytest_fa.features.sweep import sweep as run_module
 from pytest_fa.features.sweep.closed import closed_line
+from pytest_fa.features.sweep.plugin import SweepOptions
 from pytest_fa.features.sweep.search import GateAnswer, run_trial
 from pytest_fa.features.sweep.study_facts import study_facts
 from pytest_fa.features.sweep.sweep import SweepRun
@@ -66,7 +66,13 @@ def sweep_run(folder: Path, lines: list[str]) -> SweepRun:
     (home / "entry.py").write_text("def forward(q, k, v, *, scale, causal, out, M): ...\n")
     (home / "variant.yaml").write_text(MANIFEST)
     (parent,) = read_manifest(home / "variant.yaml", folder / "kernels")
-    chosen = options(folder, variants=("tuned",), artifacts=folder / "artifacts", cache=folder / "cache", trials=10)
+    chosen = options(
+        folder,
+        variants=("tuned",),
+        artifacts=folder / "artifacts",
+        cache=folder / "cache",
+        parts=(SweepOptions("tuned", trials=10),),
+    )
     session = Session(chosen)
     return SweepRun(session, parent, study_facts(session, parent), lines.append)
 
@@ -178,7 +184,7 @@ def test_the_study_of_the_run_is_shown(tmp_path: Path, *, has_run_trials: bool, 
     run.bench = bench  # type: ignore[assignment]
     assert run.next_trial() is not None
     stash, lines = pytest.Stash(), list[str]()
-    session = Session(dataclasses.replace(run.options, sweep="tuned"))
+    session = Session(run.options)
     stash[OPTIONS_KEY], stash[SESSION_KEY] = session.options, session
     stash[START_KEY] = SweepStart(study_facts(session, run.parent), time.time())
     if has_run_trials:

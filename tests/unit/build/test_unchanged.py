@@ -112,7 +112,7 @@ def test_other_files_of_a_folder_may_change(library: Path, python_variant: Varia
     """A variant may write files that are not code, such as what it chose in its first call."""
     files = FilesOfJob({str(library): HASHES, None: {}}, (python_variant,))
     (Path(python_variant.folder) / "choices.json").write_text("after", encoding="utf-8")
-    (Path(python_variant.folder) / "features/new/new.py").write_text("after", encoding="utf-8")
+    (Path(python_variant.folder) / "new.py").write_text("after", encoding="utf-8")
     files.require_unchanged()
 
 

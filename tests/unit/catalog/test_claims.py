@@ -118,7 +118,7 @@ def test_a_plan_judges_claims_only_where_it_is_told_to() -> None:
     candidate, cases = supporting(SOME), tuple(case.with_seed(7) for case in SUITES["smoke"])
     plain = Plan((candidate,), (), cases, fits=EVERYTHING)
     plan = msgspec.structs.replace(plain, judges_claims=True)
-    assert (plain.claims, plan.checks == plain.checks, plan.profiles == plain.profiles) == ([], True, True)
+    assert (plain.claims, plan.checks == plain.checks, plan.first_seeds == plain.first_seeds) == ([], True, True)
     claims = [case for _, case in plan.claims]
     assert claims
     assert [plan.is_claim(candidate, case) for case in claims] == [True] * len(claims)

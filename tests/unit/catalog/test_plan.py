@@ -11,6 +11,7 @@ from pytest_fa.catalog.fit import EVERYTHING
 from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan
 from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import BrokenVariant, Device, Role, Supports, Variant
+from pytest_fa.features.gate.opponents import gated_variants
 from tests.factories import variant
 
 CASES = tuple(parse_case(text) for text in ("b1h2s64d64-fp16-seed3", "b1h2s64d64-fp16-seed0", "b1h4s128d64-fp16-seed3"))
@@ -206,8 +207,8 @@ def test_only_the_launch_overhead_is_timed_with_scores() -> None:
 
 def test_a_probe_is_never_gated() -> None:
     """A probe is not gated, with candidates or alone."""
-    assert [each.name for each in plan_with_probe("probe", "one").gated] == ["one"]
-    assert plan_with_probe("probe").gated == []
+    assert [each.name for each in gated_variants(plan_with_probe("probe", "one"))] == ["one"]
+    assert gated_variants(plan_with_probe("probe")) == []
 
 
 def test_the_cases_of_a_selected_probe_are_counted() -> None:

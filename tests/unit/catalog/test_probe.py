@@ -12,6 +12,7 @@ from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.properties import ATTENTION_ONLY, PROPERTIES, properties_of, property_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ManifestError
+from pytest_fa.features.gate.opponents import may_be_gated
 from tests.factories import MANIFEST, WriteVariant
 
 SCORES = "role: probe\ncomputes: scores\n"
@@ -32,14 +33,14 @@ def test_a_probe_has_its_own_shapes(write_variant: WriteVariant) -> None:
         "b1h1s32d64-fp16-sk64-scores-seed0",
         "b1h1s64d64-fp16-scores-seed0",
     ]
-    assert (variant.is_judged, variant.may_be_gated) == (True, False)
+    assert (variant.is_judged, may_be_gated(variant)) == (True, False)
 
 
 def test_a_probe_may_compute_attention(write_variant: WriteVariant) -> None:
     """A probe may compute attention on its own shapes; it is not gated either."""
     variant = read(write_variant, "role: probe\n" + CASES)
     assert ([case.id for case in variant.cases], variant.computes) == (["b1h1s32d64-fp16-sk64-seed0"], "attention")
-    assert not variant.may_be_gated
+    assert not may_be_gated(variant)
 
 
 def test_members_may_have_shapes_of_their_own(write_variant: WriteVariant) -> None:

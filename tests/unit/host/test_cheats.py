@@ -18,12 +18,12 @@ import torch
 from pytest_fa.candidate.forward import Forward
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import WrongResult
+from pytest_fa.features.selftest.plugin import FOLDER as SELFTEST_KERNELS
 from pytest_fa.gpu.inputs import Inputs, Output
 from pytest_fa.host.client import Workers
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.properties.calls import new_data, new_shape
 from pytest_fa.judge.subject import PropertySubject
-from pytest_fa.session.run_plan import SELFTEST_KERNELS
 from pytest_fa.wire.jobs import Arm, ArmPair, CaseResult, GateJob, encode
 from tests.factories import PYTHON_SOURCE, variant
 from tests.worker_jobs import FIND_JUDGE, TINY, JobOfSource

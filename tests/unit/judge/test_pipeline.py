@@ -247,7 +247,7 @@ def test_right_kernel_is_timed(job_of: JobOf) -> None:
 
 
 @pytest.mark.parametrize(
-    "needed", ["judge.checked.make_inputs", "judge.truth_store.truth_of", "worker.pipeline.truth_of"]
+    "needed", ["judge.checked.make_inputs", "judge.truth_store.truth_of", "judge.pipeline.truth_of"]
 )
 def test_a_full_gpu_ends_no_job_that_the_store_filled(
     job_of: JobOf, monkeypatch: pytest.MonkeyPatch, needed: str

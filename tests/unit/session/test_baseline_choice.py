@@ -15,6 +15,8 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.plan import Plan
 from pytest_fa.catalog.variant import COMPANION_ROLES, Supports
+from pytest_fa.features.gate.plugin import GateOptions
+from pytest_fa.features.shards.plugin import ShardOptions
 from pytest_fa.options.options import Options
 from pytest_fa.records.log import save_records
 from pytest_fa.records.record import Environment, MachineIdentity, Record, to_json
@@ -69,7 +71,9 @@ def test_other_machines_do_not_count(run: Options, change: dict[str, str | None]
     assert left_out(run, **change) == []
 
 
-@pytest.mark.parametrize("change", [{"baselines": "all"}, {"gate": 0.95}, {"save": True}, {"shard": (1, 2)}])
+@pytest.mark.parametrize(
+    "change", [{"baselines": "all"}, {"parts": (GateOptions(0.95),)}, {"save": True}, {"parts": (ShardOptions(1, 2),)}]
+)
 def test_runs_that_need_all(tmp_path: Path, run: Options, change: dict[str, Any]) -> None:
     """`--fa-baselines=all`, a gate, `--fa-save` and `--fa-shard` leave nothing out."""
     assert run.rootdir == tmp_path

@@ -11,6 +11,7 @@ import pytest
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Device, Role, Variant
+from pytest_fa.features.selftest.plugin import SelftestOptions
 from pytest_fa.host import timing_lock
 from pytest_fa.host.client import Workers
 from pytest_fa.host.profiler_workers import ProfilerWorkers
@@ -100,7 +101,7 @@ def test_a_job_says_whether_others_use_the_gpu(  # a parameter for each of its c
     """Clocks that contradict each other then prove nothing, except in the self-test, whose exploits must be blamed."""
     pretend(monkeypatch, *gpus)
     monkeypatch.setattr("pytest_fa.host.timing_lock.SHARED_FOLDERS", (tmp_path,))  # where locks are
-    run_options = options(tmp_path, selftest=selftest)
+    run_options = options(tmp_path, parts=(SelftestOptions(),) if selftest else ())
     workers = KeepsJobs()
     builds = Builds(run_options, RunPlan(run_options))
     runner = CaseRunner(run_options, builds, RecordFactory(run_options), workers, ProfilerWorkers())
@@ -139,7 +140,7 @@ def test_a_timed_job_has_the_gpu_to_itself(
     """
     pretend(monkeypatch, *gpus)
     monkeypatch.setattr("pytest_fa.host.timing_lock.SHARED_FOLDERS", (tmp_path,))
-    run_options = options(tmp_path, selftest=selftest)
+    run_options = options(tmp_path, parts=(SelftestOptions(),) if selftest else ())
     workers, profiler = KeepsJobs(), ProfilerWorkers()
     monkeypatch.setattr(profiler, "wait_until_prepared", lambda: None)
     runner = CaseRunner(
@@ -158,7 +159,7 @@ def test_a_wrong_variant_that_is_checked_first_never_has_the_gpu_to_itself(
     """Its check decides, so that no other check waits for its times."""
     pretend(monkeypatch, H200)
     monkeypatch.setattr("pytest_fa.host.timing_lock.SHARED_FOLDERS", (tmp_path,))
-    run_options = options(tmp_path, selftest=True)
+    run_options = options(tmp_path, parts=(SelftestOptions(),))
     workers = KeepsJobs(CaseResult("wrong", "max error", (), ("max",)))
     builds = Builds(run_options, RunPlan(run_options))
     runner = CaseRunner(run_options, builds, RecordFactory(run_options), workers, ProfilerWorkers())
@@ -175,7 +176,7 @@ def test_a_wrong_kernel_that_hangs_is_ended_sooner(
     tmp_path: Path, variant: Variant, role: Role, device: Device, expected: float
 ) -> None:
     """Others wait for its end on a GPU; a right kernel of the self-test may compile."""
-    run_options = options(tmp_path, selftest=True)
+    run_options = options(tmp_path, parts=(SelftestOptions(),))
     builds = Builds(run_options, RunPlan(run_options))
     runner = CaseRunner(run_options, builds, RecordFactory(run_options), KeepsJobs(), ProfilerWorkers())
     assert runner.watchdog_seconds(msgspec.structs.replace(variant, role=role), device) == expected

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.features.ncu.plugin import NcuOptions
+from pytest_fa.features.sanitize.plugin import SanitizeOptions
+from pytest_fa.features.selftest.plugin import SelftestOptions
 from pytest_fa.records.record import RecordKind
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.rerun import rerun_command
@@ -32,15 +35,15 @@ def test_the_rerun_command_selects_the_same_test(
     tmp_path: Path, kind: RecordKind, property_name: str | None, words: str
 ) -> None:
     """The command has the variant, the case, the options of the run, and those without which there is no such test."""
-    given = options(tmp_path, rerun=("pytest", "--fa-soak=7"), sanitizers=("memcheck",))
+    given = options(tmp_path, rerun=("pytest", "--fa-soak=7"), parts=(SanitizeOptions(("memcheck",)), NcuOptions()))
     record = RecordFactory(given).make(kind, variant("mine"), CASE, RESULT, property_name=property_name)
     assert record.rerun_command == f"pytest --fa-soak=7 --fa-variant=mine {words}"
 
 
 def test_the_rerun_command_of_the_self_test_needs_its_option(tmp_path: Path) -> None:
     """The kernels of the self-test exist only with --fa-selftest, and its tests are not in the shipped suite."""
-    factory = RecordFactory(options(tmp_path, rerun=("pytest", "--pyargs", "pytest_fa.suite")))
-    record = factory.make("selftest", variant("twin_right"), None, RESULT)
+    given = options(tmp_path, rerun=("pytest", "--pyargs", "pytest_fa.suite"), parts=(SelftestOptions(),))
+    record = RecordFactory(given).make("selftest", variant("twin_right"), None, RESULT)
     assert record.rerun_command == "pytest --fa-selftest --fa-variant=twin_right"
 
 
@@ -54,7 +57,7 @@ def test_a_name_that_k_would_confuse_is_rerun_by_id(tmp_path: Path) -> None:
 
 def test_a_profile_is_rerun_as_strictly(tmp_path: Path) -> None:
     """A profile that fails because of --ncu-strict is run again with it."""
-    factory = RecordFactory(options(tmp_path, rerun=("pytest",), ncu_strict=True, ncu_sudo=True))
+    factory = RecordFactory(options(tmp_path, rerun=("pytest",), parts=(NcuOptions(strict=True, sudo=True),)))
     record = factory.make("profile", variant("mine"), CASE, RESULT)
     words = "--ncu --ncu-set=verdict --ncu-strict --ncu-sudo --fa-case=b1h2s64d64-fp16-seed3 -k test_profile"
     assert record.rerun_command == f"pytest --fa-variant=mine {words}"
@@ -62,7 +65,7 @@ def test_a_profile_is_rerun_as_strictly(tmp_path: Path) -> None:
 
 def test_a_sanitizer_is_rerun_alone(tmp_path: Path) -> None:
     """The command of one sanitizer's test does not run the other sanitizers."""
-    both = options(tmp_path, rerun=("pytest",), sanitizers=("memcheck", "racecheck"))
+    both = options(tmp_path, rerun=("pytest",), parts=(SanitizeOptions(("memcheck", "racecheck")),))
     assert "--fa-sanitize=racecheck " in rerun_command(both, "sanitize", "mine", CASE, tool="racecheck")
 
 

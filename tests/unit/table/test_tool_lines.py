@@ -7,6 +7,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.features.github.step_summary import summary_markdown
+from pytest_fa.features.ncu.ncu_lines import profile_lines, profile_properties
+from pytest_fa.features.sanitize.sanitize_lines import sanitizer_lines, sanitizer_properties
 from pytest_fa.records.record import Ablation, Record
 from pytest_fa.records.tool_results import (
     DURATION,
@@ -17,7 +19,7 @@ from pytest_fa.records.tool_results import (
     Sanitized,
     SourceLine,
 )
-from pytest_fa.table.tool_lines import ablation_lines, profile_lines, tool_properties
+from pytest_fa.table.tool_lines import ablation_lines
 from tests.factories import RECORD
 
 KERNEL = CountedKernel(
@@ -57,7 +59,7 @@ def test_a_profile_is_a_headline_with_details(snapshot: SnapshotAssertion) -> No
 def test_what_was_not_counted_has_no_number(profile: NsightReport) -> None:
     """A profile that failed gives its reason, and no time in the terminal, JUnit or the step summary."""
     profiled = record(profile)
-    texts = ["\n".join(profile_lines([profiled])), str(tool_properties(profiled)), summary_markdown([profiled])]
+    texts = ["\n".join(profile_lines([profiled])), str(profile_properties(profiled)), summary_markdown([profiled])]
     assert [("9.06" in text, "latency-bound" in text) for text in texts] == (
         [(True, True), (False, True), (True, True)] if profile.status == "ok" else [(False, False)] * 3
     )
@@ -68,7 +70,7 @@ def test_a_clean_run_and_a_finding(snapshot: SnapshotAssertion) -> None:
     """A sanitizer run has one line with its status, and its findings below it."""
     clean = Sanitized("memcheck", "clean", "", "1", 2.0, (), 0, (), "a.log")
     race = Sanitized("racecheck", "found", "1 error or hazard", "1", 2.0, (), 1, ("Race reported",), "b.log")
-    assert snapshot == profile_lines([record(sanitized=clean), record(sanitized=race)])
+    assert snapshot == sanitizer_lines([record(sanitized=clean), record(sanitized=race)])
 
 
 def test_a_phase_is_measured_by_ablation() -> None:
@@ -88,4 +90,5 @@ def test_a_phase_is_measured_by_ablation() -> None:
 
 def test_without_tools_there_are_no_lines() -> None:
     """A run without profiles and sanitizers has no lines and no properties."""
-    assert (profile_lines([RECORD]), tool_properties(RECORD)) == ([], [])
+    assert [*profile_lines([RECORD]), *sanitizer_lines([RECORD])] == []
+    assert [*profile_properties(RECORD), *sanitizer_properties(RECORD)] == []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 from syrupy.assertion import SnapshotAssertion
 
+from pytest_fa.features.api.shown_record import shown
 from pytest_fa.records.gated import Gate, GatePair, PairSamples
 from pytest_fa.records.judged import Repeats
 from pytest_fa.records.record import Record, to_json
-from pytest_fa.table.shown_record import shown
 from tests.factories import OK, WRONG, record, speed
 
 PAIR = GatePair(PairSamples("b1h8s512d64-fp16", "sdpa_flash", (), ()), 0.5, 0.4, None, 0.45, 0.55)

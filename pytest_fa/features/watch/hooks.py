@@ -6,30 +6,26 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
+from pytest_fa.errors import FaError
+from pytest_fa.features.watch.screen import Screen
+from pytest_fa.features.watch.tasks import SelectedTests, TaskKey, key_of
+from pytest_fa.features.watch.watch import Watch
+from pytest_fa.features.watch.watched_files import Hashes, all_files, flat
 from pytest_fa.plugin.fa_run import with_output
+from pytest_fa.plugin.items import is_shipped, param_of, variant_of
 from pytest_fa.plugin.other_plugins import other_plugins
-from pytest_fa.plugin.state import OPTIONS_KEY, REFUSED_KEY, SESSION_KEY, session_of
+from pytest_fa.plugin.state import OPTIONS_KEY, REFUSED_KEY, RESULTS_KEY, SESSION_KEY, session_of
+from pytest_fa.records.record import Record
+from pytest_fa.records.text import printable_struct
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
 
-    from pytest_fa.features.watch.screen import Screen
-    from pytest_fa.features.watch.tasks import TaskKey
-    from pytest_fa.features.watch.watch import Watch
-    from pytest_fa.features.watch.watched_files import Hashes
-    from pytest_fa.plugin.terminal import Results
-    from pytest_fa.records.record import Record
-
 NO_TERMINAL = "--fa-watch: stdout is not a terminal, so no one could read the lines and press Ctrl-C; drop --fa-watch"
 ANSWERED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-
-
-def register_watch(config: pytest.Config, results: Results) -> None:
-    """Add the hooks to a run with `--fa-watch`."""
-    if config.stash[OPTIONS_KEY].watch:
-        config.pluginmanager.register(WatchHooks(results), "fa-watch")
 
 
 class FirstRun:
@@ -64,11 +60,11 @@ class FirstRun:
         return list(dict.fromkeys((*failed, *not_run)))
 
 
-class WatchHooks:
+class Hooks:
     """Remembers which tests were selected and what their files contained, and watches after the last line."""
 
-    def __init__(self, results: Results) -> None:
-        self._results, self._first_run = results, FirstRun()
+    def __init__(self, config: pytest.Config) -> None:
+        self._results, self._first_run = config.stash[RESULTS_KEY], FirstRun()
         self._early: Hashes = {}
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -79,9 +75,6 @@ class WatchHooks:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note the selected tests of the shipped suite, and the content of their files before anything is built."""
-        from pytest_fa.features.watch.watched_files import all_files, flat  # noqa: PLC0415
-        from pytest_fa.plugin.items import task_key  # noqa: PLC0415  # only runs with kernels import the catalog
-
         self._first_run.keys = {item.nodeid: task_key(item) for item in session.items}
         if SESSION_KEY in session.config.stash:
             fa_session = session_of(session.config)
@@ -112,10 +105,6 @@ class WatchHooks:
 
     def _watch(self, session: pytest.Session) -> None:
         """Answer saves until Ctrl-C; `_end` then sets the exit status."""
-        from pytest_fa.errors import FaError  # noqa: PLC0415  # only runs with kernels need these
-        from pytest_fa.features.watch.tasks import SelectedTests  # noqa: PLC0415
-        from pytest_fa.features.watch.watch import Watch  # noqa: PLC0415
-
         config, options = session.config, session.config.stash[OPTIONS_KEY]
         fa_session, screen = session_of(config), self._screen(config)
         selected = {key for key in self._first_run.keys.values() if key}
@@ -158,10 +147,6 @@ class WatchHooks:
             screen.title(f"records of the last verdict: {os.path.relpath(watch.log)}")
 
     def _screen(self, config: pytest.Config) -> Screen:
-        import msgspec  # noqa: PLC0415  # only runs with kernels need these
-
-        from pytest_fa.features.watch.screen import Screen  # noqa: PLC0415
-        from pytest_fa.records.text import printable_struct  # noqa: PLC0415
 
         terminal = config.pluginmanager.getplugin("terminalreporter")
 
@@ -170,3 +155,12 @@ class WatchHooks:
             return with_output(printable_struct(named), output)
 
         return Screen(terminal.write_line, complete)
+
+
+def task_key(item: pytest.Item) -> TaskKey | None:
+    """What identifies a test of the shipped suite after a manifest was read again; None for other tests."""
+    variant = variant_of(item)
+    if variant is None or not is_shipped(item):
+        return None
+    part = param_of(item, "fa_case") or param_of(item, "fa_property")
+    return key_of(str(getattr(item, "originalname", item.name)), variant.name, part)

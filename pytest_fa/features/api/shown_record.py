@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from pytest_fa.features.gate.decision import CONFIDENCE
-from pytest_fa.features.gate.gate_lines import gate_lines
+from pytest_fa.features.gate.gate_lines import gate_details, gate_lines
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable_struct
 from pytest_fa.table.failure import failure_text, repeats_line
@@ -91,7 +91,7 @@ def _small_table(record: Record) -> SmallTable:
     filled = [column for column in columns if any(getattr(row, column.field) != NOTHING for row in rows)]
     cells = tuple(tuple(str(getattr(row, column.field)) for column in filled) for row in rows)
     if record.outcome != "ok":
-        lines = failure_text(record).splitlines()
+        lines = failure_text(record, gate_details(record)).splitlines()
     else:
         lines = [repeats_line(record.repeats).strip()] if record.repeats else []
     return SmallTable(tuple(column.header for column in filled), cells, (*lines, *notes([record])))

@@ -1,0 +1,93 @@
+"""The hooks of the gate: its test, its checks of names, and its lines below the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_fa.catalog.plan import Plan
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.features.gate.gate import decide_gate, gate_question
+from pytest_fa.features.gate.gate_lines import gate_details, gate_lines
+from pytest_fa.features.gate.gate_marker import gate_of
+from pytest_fa.features.gate.noise import read_noise
+from pytest_fa.features.gate.opponents import Opponents, gated_variants, options_of, prepare_opponents, require_gated
+from pytest_fa.plugin.fa_run import FaRun
+from pytest_fa.plugin.items import parametrize_variants
+from pytest_fa.plugin.markers import read_marker
+from pytest_fa.plugin.state import SESSION_KEY, progress_line, session_of
+from pytest_fa.plugin.terminal import Results
+from pytest_fa.records.files import try_to_read
+from pytest_fa.records.record import Record
+from pytest_fa.table.failure import failure_text
+from pytest_fa.table.layout import Style, TextLine
+
+STYLES: dict[str, Style] = {"PASS": "green", "FAIL": "red"}
+
+
+class Hooks:
+    """The gate in one run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        del config
+
+    def pytest_fa_check(self, config: pytest.Config) -> None:
+        """Refuse a baseline that is not there, and a run of which no variant can be gated."""
+        run_plan = session_of(config).run_plan
+        Opponents.of(run_plan)
+        if options_of(run_plan.options).ratio is not None:
+            require_gated(run_plan.plan)
+
+    def pytest_fa_parametrize(self, metafunc: pytest.Metafunc, plan: Plan) -> bool | None:
+        """Run `test_gate` over the variants that can be gated."""
+        if metafunc.function.__name__ != "test_gate" or "fa_run" not in metafunc.fixturenames:
+            return None
+        parametrize_variants(metafunc, gated_variants(plan))
+        return True
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Let the baseline be built with the selected variants."""
+        if SESSION_KEY in session.config.stash:
+            prepare_opponents(session_of(session.config))
+
+    def pytest_fa_run_methods(self) -> dict[str, Callable[..., Record]]:
+        """Add `fa_run.gate`."""
+        return {"gate": run_gate}
+
+    def pytest_fa_details(self, record: Record) -> list[str]:
+        """The lines of a gate that failed."""
+        return gate_details(record)
+
+    def pytest_fa_lines(self, results: Results) -> list[TextLine]:
+        """The lines of each gate; for a gate without a verdict the whole text, which pytest does not show."""
+        lines: list[TextLine] = []
+        for record in results.records:
+            if record.kind == "gate" and record.outcome == "inconclusive":
+                lines.append(TextLine(f"{record.id}: {failure_text(record, gate_details(record))}", "yellow"))
+            elif gate := record.gate:
+                lines += [TextLine(line, STYLES.get(gate.verdict, "")) for line in gate_lines(record.variant, gate)]
+        return lines
+
+    def pytest_fa_file_lines(self, results: Results) -> list[TextLine]:
+        """Why the GPU's noise cannot be read, if a gate used it."""
+        gpu = next((record.environment.gpu for record in results.records if record.kind == "gate"), "")
+        folder = results.options.records_folder
+        problem = "" if gpu == "" else try_to_read(lambda: read_noise(folder, gpu))[1]
+        return [TextLine(f"fa: {problem}", "yellow")] if problem else []
+
+
+def run_gate(fa_run: FaRun, variant: Variant) -> Record:
+    """Run the gate of the variant.  Fails with the verdict and every interval."""
+    session, say = fa_run.session, progress_line(fa_run.node.config)
+    ratio = options_of(session.options).ratio or read_marker(gate_of, fa_run.node)
+    if ratio is None:
+        reason = "fa_run.gate: there is no ratio; give --fa-gate=0.95, or mark the test with fa_gate(0.95)"
+        pytest.fail(reason, pytrace=False)
+
+    def decide() -> Record:
+        question = gate_question(session.run_plan, variant, ratio)
+        fa_run.first_reports.require_right(fa_run.node.nodeid, variant, question.cases)
+        return decide_gate(session.runner, variant, question, say)
+
+    return fa_run.finish(decide)

@@ -1,0 +1,97 @@
+"""With what and where a gate compares, by `--fa-gate-baseline` and `--fa-gate-gpus`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pytest_fa.build.cache import find_by_key
+from pytest_fa.catalog.discover import Catalog
+from pytest_fa.catalog.plan import Plan
+from pytest_fa.catalog.select import select_variants
+from pytest_fa.catalog.variant import BrokenVariant, Variant
+from pytest_fa.errors import UsageProblem
+from pytest_fa.features.gate.gate_gpus import gpus_of_gate
+from pytest_fa.features.gate.plugin import GateOptions
+from pytest_fa.options.options import Options
+from pytest_fa.records.built import Build
+from pytest_fa.records.environment import Gpu
+from pytest_fa.session.run_plan import RunPlan
+from pytest_fa.session.session import Session
+
+
+class Opponents(NamedTuple):
+    """The variant or the cached build that replaces the SDPA backends; the GPUs of a gate on several GPUs."""
+
+    baseline: Variant | None
+    cached_build: Build | None
+    gpus: tuple[Gpu, ...]
+
+    @staticmethod
+    def of(run_plan: RunPlan) -> Opponents:
+        """Those of a run.  Raises `UsageProblem` for a baseline or GPUs that are not there."""
+        if Opponents not in run_plan.of_features:
+            asked = options_of(run_plan.options)
+            run_plan.of_features[Opponents] = Opponents(
+                _baseline(run_plan.catalog, asked.baseline),
+                _cached_build(run_plan.options, asked.baseline),
+                gpus_of_gate(asked.gpus) if asked.ratio is not None else (),
+            )
+        opponents: Opponents = run_plan.of_features[Opponents]
+        return opponents
+
+
+def options_of(options: Options) -> GateOptions:
+    """The options of the gate; those of a gate that only a test's marker asks for are the defaults."""
+    return options.part(GateOptions) or GateOptions()
+
+
+def gated_variants(plan: Plan) -> list[Variant]:
+    """The variants of `test_gate`: those of attention whose output is judged, without probes."""
+    return [variant for variant in plan.runnable if may_be_gated(variant)]
+
+
+def may_be_gated(variant: Variant) -> bool:
+    """Whether a variant can be gated: it computes attention and is judged; probes have no baseline."""
+    return variant.is_judged and variant.role != "probe" and variant.computes == "attention"
+
+
+def require_gated(plan: Plan) -> None:
+    """Raise `UsageProblem` if variants are selected, and none of them can be gated."""
+    chosen = plan.runnable
+    if chosen and not gated_variants(plan):
+        listed = ", ".join(f"{variant.name} ({variant.role}, computes {variant.computes})" for variant in chosen)
+        raise UsageProblem(
+            f"--fa-gate: no selected variant can be gated: {listed}; a gated variant must compute all of attention"
+        )
+
+
+def prepare_opponents(session: Session) -> None:
+    """Let a baseline variant be built with those that the tests need."""
+    baseline = Opponents.of(session.run_plan).baseline
+    session.builds.beside = (baseline,) if baseline else ()
+
+
+def _baseline(catalog: Catalog, name: str | None) -> Variant | None:
+    """The variant that `--fa-gate-baseline` names; None if it names a build key or is not given.
+
+    Raises `UsageProblem` unless exactly one readable variant has that name and it computes attention.
+    """
+    if name is None or name.startswith("key:"):
+        return None
+    matches = select_variants(catalog, (name,))
+    if len(matches) != 1 or isinstance(matches[0], BrokenVariant):
+        raise UsageProblem(f"--fa-gate-baseline: {name!r} must name exactly one variant with a readable manifest")
+    if matches[0].computes != "attention":
+        raise UsageProblem(f"--fa-gate-baseline: {name} computes {matches[0].computes}; it must compute attention")
+    return matches[0]
+
+
+def _cached_build(options: Options, name: str | None) -> Build | None:
+    """The build that `--fa-gate-baseline=key:KEY` names.  Raises `UsageProblem` unless there is exactly one."""
+    if name is None or not name.startswith("key:"):
+        return None
+    builds = {build.key: build for build in find_by_key(options.cache, name.removeprefix("key:"))}
+    if len(builds) != 1:
+        listed = ", ".join(f"{build.key} ({build.variant}, {build.built_at})" for build in builds.values()) or "none"
+        raise UsageProblem(f"--fa-gate-baseline: {name!r} must name one cached build; it matches {listed}")
+    return next(iter(builds.values()))
