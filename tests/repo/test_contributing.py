@@ -1,14 +1,20 @@
-"""The map in `CONTRIBUTING.md` matches the tree."""
+"""What contributors read and use: the map in `CONTRIBUTING.md`, and the forms for issues."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
 
 from tests.repo.test_layers import LAYERS
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+FORMS = sorted(path.name for path in (REPOSITORY / ".github/ISSUE_TEMPLATE").glob("[0-9]-*.yml"))
 
 
 def rows_below(heading: str) -> list[list[str]]:
@@ -21,6 +27,9 @@ def rows_below(heading: str) -> list[list[str]]:
 def names_in(cell: str) -> list[str]:
     """The texts of a cell that stand in backquotes."""
     return re.findall(r"`([^`]+)`", cell)
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_map_has_every_layer() -> None:
@@ -36,3 +45,62 @@ def test_every_place_exists() -> None:
     places = [name for _, place in rows for name in names_in(place) if "/" in name and "<" not in name]
     roots = (REPOSITORY / "pytest_fa", REPOSITORY)
     assert [place for place in places if not any((root / place).exists() for root in roots)] == []
+
+
+# -- forms for issues -------------------------------------------------------------------------------------------------
+
+
+def form(name: str) -> dict[str, Any]:
+    """The content of a form."""
+    content: dict[str, Any] = yaml.safe_load((REPOSITORY / ".github/ISSUE_TEMPLATE" / name).read_text(encoding="utf-8"))
+    return content
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_is_one_that_github_accepts(name: str) -> None:
+    """A form has only keys and types that GitHub knows; each field has its own label and id; options are text."""
+    content = form(name)
+    assert set(content) == {"name", "description", "labels", "body"}
+    fields = [part for part in content["body"] if part["type"] != "markdown"]
+    ids = [part["id"] for part in fields]
+    assert (len(set(ids)), {bool(re.fullmatch(r"[a-z]+", each)) for each in ids}) == (len(ids), {True})
+    for part in content["body"]:
+        allowed = {"markdown": {"value"}, "dropdown": {"label", "description", "options"}}
+        keys = allowed.get(part["type"], {"label", "description", "placeholder", "render"})
+        assert part["type"] in {"markdown", "dropdown", "textarea"}
+        assert set(part["attributes"]) <= keys
+        assert {type(option) for option in part["attributes"].get("options", [])} <= {str}
+        assert part.get("validations", {"required": True}) == {"required": True}
+    assert len({part["attributes"]["label"] for part in fields}) == len(fields)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_asks_for_what_a_reader_needs(name: str) -> None:
+    """Each form asks for the command, the record and the output of doctor; that of a feature demands none of them."""
+    fields = {part["id"]: part for part in form(name)["body"] if "id" in part}
+    required = {key for key, part in fields.items() if part.get("validations", {}).get("required")}
+    needed = {"command", "record", "doctor"}
+    assert needed <= set(fields)
+    assert "python -m pytest_fa doctor" in fields["doctor"]["attributes"]["label"]
+    demanded = {"3-installation.yml": {"command", "doctor"}, "4-feature.yml": set()}
+    assert demanded.get(name, needed) == needed & required
+
+
+def test_there_is_a_form_for_each_kind() -> None:
+    """There are four forms, no blank issue, and the links of the chooser have all that GitHub requires."""
+    chooser = form("config.yml")
+    assert FORMS == ["1-wrong-verdict.yml", "2-wrong-time.yml", "3-installation.yml", "4-feature.yml"]
+    assert chooser["blank_issues_enabled"] is False
+    assert {tuple(sorted(link)) for link in chooser["contact_links"]} == {("about", "name", "url")}
+
+
+def test_links_of_forms_lead_to_pages() -> None:
+    """A link of a form or of the chooser to a file of the repository names one that exists."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    root = f"{project['urls']['Source']}/"
+    texts = [path.read_text(encoding="utf-8") for path in (REPOSITORY / ".github/ISSUE_TEMPLATE").iterdir()]
+    links = [link for text in texts for link in re.findall(r"https://[^\s)]+", text)]
+    assert [link for link in links if not link.startswith(root)] == []
+    pages = [link.removeprefix(f"{root}blob/main/") for link in links if link.startswith(f"{root}blob/")]
+    assert pages != []
+    assert [page for page in pages if not (REPOSITORY / page).is_file()] == []
