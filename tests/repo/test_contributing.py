@@ -1,4 +1,4 @@
-"""What contributors read and use: the map in `CONTRIBUTING.md`, and the forms for issues."""
+"""What contributors read and use: the map in `CONTRIBUTING.md`, the forms for issues, and the hooks before a commit."""
 
 from __future__ import annotations
 
@@ -104,3 +104,25 @@ def test_links_of_forms_lead_to_pages() -> None:
     pages = [link.removeprefix(f"{root}blob/main/") for link in links if link.startswith(f"{root}blob/")]
     assert pages != []
     assert [page for page in pages if not (REPOSITORY / page).is_file()] == []
+
+
+# -- hooks before a commit --------------------------------------------------------------------------------------------
+
+
+def test_hooks_are_what_lint_runs() -> None:
+    """Hooks run the commands of `./repro.sh lint` in its environment, after a change of a file that they read."""
+    content = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    (local,) = content["repos"]
+    script = (REPOSITORY / "repro.sh").read_text(encoding="utf-8")
+    functions = re.findall(r"^check_(?:style|types)\(\) \{\n(.*?)^\}", script, re.MULTILINE | re.DOTALL)
+    lint = re.findall(r'"\$PYTHON" (-m [\w .-]+)', "".join(functions))
+    assert len(lint) == 3
+    assert [f".venv-repro/bin/python {command.strip()}" for command in lint] == [
+        hook["entry"] for hook in local["hooks"]
+    ]
+    assert (local["repo"], {(hook["language"], hook["pass_filenames"]) for hook in local["hooks"]}) == (
+        "local",
+        {("system", False)},
+    )
+    names = ("pytest_fa/errors.py", "pyproject.toml", "README.md", "kernels/minimal/kernel.cu")
+    assert [name for name in names if re.search(content["files"], name)] == ["pytest_fa/errors.py", "pyproject.toml"]
