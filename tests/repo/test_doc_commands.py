@@ -52,8 +52,8 @@ def test_every_command_about_records_works(saved: Path, page: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     for command in commands:
         program, *words = shlex.split(command)
-        if words[:2] == ["-m", "pytest_fa", "bundle"]:
-            assert _parser().parse_args(words[2:]).file
+        if words[:3] == ["-m", "pytest_fa", "bundle"]:
+            assert _parser().parse_args(words[3:]).file
         elif program in ("pip", "./repro.sh"):
             assert words[0] in ("install", "replay")
         elif program == "python":

@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 REPOSITORY = Path(__file__).parents[2]
-FOLDERS = (".", "docs", "kernels", "profiles")
+FOLDERS = (".", "docs", "docs/decisions", "kernels", "profiles")
 PAGES = sorted(page for folder in FOLDERS for page in (REPOSITORY / folder).glob("*.md"))
 
 
