@@ -30,7 +30,7 @@ class LostWorker(Exception):
 
 
 class ChangedArm(LostWorker):
-    """A gate after which nothing but the processes of other arms had changed; any of the arms may have done it."""
+    """Paired timing after which only the processes of other arms had changed; any of the arms may have done it."""
 
 
 def shortened(answer: Result) -> dict[str, str]:

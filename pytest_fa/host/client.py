@@ -43,9 +43,9 @@ from pytest_fa.wire.jobs import (
     CaseJob,
     CaseResult,
     Connect,
-    GateJob,
-    GateResult,
     Job,
+    PairedJob,
+    PairedResult,
     PrepareJudge,
     ProfilerResult,
     Progress,
@@ -59,13 +59,14 @@ __all__ = ["WorkerError", "Workers"]
 MOST_JOB_SECONDS = 3600.0  # for a whole job, whatever progress it reports
 MOST_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is ended
 MOST_MEMORY_SHARE = 0.75  # of this machine's memory, for a candidate
-ARMS: tuple[ProcessRole, ...] = ("candidate", "candidate", "candidate")  # of a gate: candidate, baseline, A/A twin
+# Of paired timing: the candidate, the baseline, and its A/A twin.
+ARMS: tuple[ProcessRole, ...] = ("candidate", "candidate", "candidate")
 WHO_CHANGED_IT = "The candidate did it, or that arm itself: a baseline must leave its process as it is"
 LET_GO_SECONDS = 2.0  # within which the judge must have ended a job that was abandoned
 # The candidates of a job, by its `without_attention`.
 ROLES: dict[bool, tuple[ProcessRole, ...]] = {False: ("candidate",), True: ("candidate", "bare")}
 
-AnyResult = TypeVar("AnyResult", CaseResult, GateResult, ProfilerResult)
+AnyResult = TypeVar("AnyResult", CaseResult, PairedResult, ProfilerResult)
 
 
 class Workers:
@@ -165,18 +166,18 @@ class Workers:
         except LostWorker as lost:
             return result_without_worker(job, lost)
 
-    def run_in_new_worker(self, job: GateJob) -> GateResult:
-        """Run one process of a gate, with new candidates that are ended after it."""
+    def run_paired(self, job: PairedJob) -> PairedResult:
+        """Run one process of paired timing, with new candidates that are ended after it."""
         if self.unprotected:
-            return GateResult("inconclusive", f"unprotected: {self.unprotected}", ())
+            return PairedResult("inconclusive", f"unprotected: {self.unprotected}", ())
         start = time.perf_counter()
         self.end_worker()
         try:
-            result = self._run_in_worker(job, GateResult, ARMS)
+            result = self._run_in_worker(job, PairedResult, ARMS)
         except ChangedArm as changed:
-            return GateResult("inconclusive", f"{changed.message}. {WHO_CHANGED_IT}", ())
+            return PairedResult("inconclusive", f"{changed.message}. {WHO_CHANGED_IT}", ())
         except LostWorker as lost:
-            return GateResult(lost.ending, lost.message, ())
+            return PairedResult(lost.ending, lost.message, ())
         finally:
             self.end_worker()
         processes = time.perf_counter() - start - sum(result.seconds.values())
@@ -263,7 +264,7 @@ class Workers:
     def _watched(self, worker: Worker, roles: tuple[ProcessRole, ...]) -> dict[int, Watched]:
         """The processes whose scheduling a variant must not change, by process id: all but its own.
 
-        In a gate, those are also the processes of the other arms.
+        In paired timing, those are also the processes of the other arms.
         """
         watched = {os.getpid(): Watched("pytest's process")}
         watched |= dict.fromkeys(live_servers(), Watched("the worker server"))

@@ -301,7 +301,7 @@ def child_environment(cache: Path | None = None) -> dict[str, str]:
 
 
 class Watched(NamedTuple):
-    """A process that a job must leave as it is: how a message calls it, and whether it is another arm of a gate."""
+    """A process that a job must leave as it is: how a message calls it, and whether it is another arm of a pair."""
 
     name: str
     is_arm: bool = False

@@ -74,3 +74,12 @@ def _hash(path: Path) -> str | None:
 def _git(folder: Path, *words: str) -> str:
     run = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=60)  # noqa: S603, S607
     return run.stdout.strip()
+
+
+def folder_hash(folder: Path) -> str:
+    """Return a sha256 over the names and contents of the files in a folder, which need not exist."""
+    sha256 = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        sha256.update(f"{content}  {path.relative_to(folder)}\n".encode())
+    return sha256.hexdigest()

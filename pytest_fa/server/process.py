@@ -26,11 +26,11 @@ from pytest_fa.candidate.serving import (
     serve_without_attention,
 )
 from pytest_fa.errors import FaError
-from pytest_fa.features.gate.judge_side.gate_process import ARMS, run_gate
 from pytest_fa.gpu.device import give_memory_back, is_alive
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.clocks.gaps import count_stops
 from pytest_fa.judge.connection import Remote
+from pytest_fa.judge.paired_process import ARMS, run_paired
 from pytest_fa.judge.pipeline import run_case
 from pytest_fa.judge.profiler_process import prepare, run_profiler
 from pytest_fa.judge.truth_store import TruthStore
@@ -50,8 +50,8 @@ from pytest_fa.wire.channel import Channel
 from pytest_fa.wire.jobs import (
     CaseJob,
     Connect,
-    GateJob,
     Job,
+    PairedJob,
     PrepareJudge,
     PrepareProfiler,
     ProfilerJob,
@@ -69,8 +69,8 @@ DYING_SECONDS = 2.0  # a process that dies of a signal closes its connection sho
 def run(job: Job, report_progress: Callable[[Progress], object] = lambda _: None) -> Result:
     """Run a job of any kind."""
     match job:
-        case GateJob():
-            return run_gate(job, report_progress)
+        case PairedJob():
+            return run_paired(job, report_progress)
         case ProfilerJob():
             return run_profiler(job, report_progress)
         case PrepareProfiler():
@@ -188,8 +188,8 @@ def _judged(
     job: Job, report_progress: Callable[[Progress], object], candidates: dict[int, Candidate], truths: TruthStore
 ) -> Result:
     match job:
-        case GateJob():
-            return run_gate(job, report_progress, [candidates[place] for place in range(ARMS)], truths)
+        case PairedJob():
+            return run_paired(job, report_progress, [candidates[place] for place in range(ARMS)], truths)
         case CaseJob():
             bare = candidates[1] if job.without_attention else None
             return run_case(job, report_progress, candidates[0], bare, truths)

@@ -11,8 +11,8 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.earlier import upgrade_job
-from pytest_fa.records.gated import ArmOrder, SamplePlan
 from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
+from pytest_fa.records.paired import ArmOrder, SamplePlan
 from pytest_fa.records.record import Outcome, Stage, StageName
 from pytest_fa.records.timing import CallNodes, ProfilerTime, Speed
 
@@ -86,11 +86,11 @@ class ArmPair(msgspec.Struct, frozen=True):
     baseline: Arm
 
 
-class GateJob(msgspec.Struct, frozen=True, tag="gate"):
-    """One process of a gate: paired timing of every arm pair, with the A/A control.
+class PairedJob(msgspec.Struct, frozen=True, tag="paired"):
+    """One process of paired timing: every arm pair, with the A/A control.
 
-    `seed` determines the order in which the arms are allocated, captured and sampled.  The processes of a gate have
-    consecutive seeds.  `plans` are those of an earlier process, one for each pair; the first process has none.
+    `seed` determines the order in which the arms are allocated, captured and sampled.  The processes of one question
+    have consecutive seeds.  `plans` are those of an earlier process, one for each pair; the first process has none.
     `shares_gpu` is that of `CaseJob`.
     """
 
@@ -173,8 +173,8 @@ class PairBlocks(msgspec.Struct, frozen=True):
     nodes: tuple[CallNodes | None, CallNodes | None] = (None, None)
 
 
-class GateResult(msgspec.Struct, frozen=True, tag="gate_result"):
-    """The measurements of one process of a gate, in the order of the job's arm pairs.
+class PairedResult(msgspec.Struct, frozen=True, tag="paired_result"):
+    """The measurements of one process of paired timing, in the order of the job's arm pairs.
 
     There are none unless the outcome is `ok`; `message` then gives the reason.  `seconds` are those of its parts.
     """
@@ -232,8 +232,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
     """A new candidate process for the next jobs; its connection comes beside this message.
 
-    `place` is 0 for the candidate, and 1 for one without torch's attention.  In a gate, 1 is the baseline, and 2 is the
-    baseline once more.
+    `place` is 0 for the candidate, and 1 for one without torch's attention.  In paired timing, 1 is the baseline, and 2
+    is the baseline once more.
     """
 
     pid: int
@@ -244,9 +244,9 @@ class PrepareJudge(msgspec.Struct, frozen=True, tag="prepare_judge"):
     """A judge is to open the GPU and to load what it needs there, unless a job comes first.  It sends no answer."""
 
 
-Job = CaseJob | GateJob | ProfilerJob | PrepareProfiler
+Job = CaseJob | PairedJob | ProfilerJob | PrepareProfiler
 JudgeRequest = Job | Connect | PrepareJudge  # to a judge
-Result = CaseResult | GateResult | ProfilerResult
+Result = CaseResult | PairedResult | ProfilerResult
 
 
 def encode(value: JudgeRequest | Progress | Result) -> bytes:

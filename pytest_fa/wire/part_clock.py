@@ -1,4 +1,4 @@
-"""`PartClock`: how many seconds the parts of one process of a gate take."""
+"""`PartClock`: how many seconds the parts of one process of paired timing take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pytest_fa.records.gated import PARTS
+from pytest_fa.records.paired import PARTS
 
 
 class PartClock:
@@ -19,7 +19,7 @@ class PartClock:
     def __call__(self, part: str) -> Iterator[None]:
         """Add the seconds of the block to those of `part`."""
         if part not in PARTS:
-            raise ValueError(f"{part!r} is no part of a gate's process; the parts are {', '.join(PARTS)}")
+            raise ValueError(f"{part!r} is no part of such a process; the parts are {', '.join(PARTS)}")
         start = time.perf_counter()
         try:
             yield

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pytest_fa.features.gate.pilot import near
 from pytest_fa.records.agreement import LEAST_CALL_SHARE
 from pytest_fa.records.earlier import OUTSIDE_SCHEMA
-from pytest_fa.records.gated import CPU_METHOD, OLDER_BUILD, Gate
+from pytest_fa.records.gated import OLDER_BUILD, Gate
+from pytest_fa.records.paired import CPU_METHOD
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU, Speed
 

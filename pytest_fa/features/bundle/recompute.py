@@ -13,17 +13,18 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pytest_fa.features.bundle.check_rules import missing_evidence, wrong_bounds
-from pytest_fa.features.gate.arm_orders import recorded_order
 from pytest_fa.features.gate.decision import ANALYSES, CONFIDENCE, EARLIER_SD_SHARES, LEAST_SD_SHARE, Analysis, analyse
 from pytest_fa.features.gate.gate import OUTCOMES
 from pytest_fa.features.gate.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.features.gate.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval
 from pytest_fa.features.gate.pilot import OTHER_NODES, SLOWER_THAN_PILOT, BaselineTime, slower_than_pilot
 from pytest_fa.records.agreement import CAPPED_SHARE, EARLIER_SHORT_US, SHARE, SHORT_US, check_agreement
+from pytest_fa.records.arm_orders import recorded_order
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.earlier import OUTSIDE_SCHEMA
-from pytest_fa.records.gated import Gate, GatePair, PairSamples
+from pytest_fa.records.gated import Gate, GatePair
 from pytest_fa.records.judged import Bound, Check
+from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Record
 from pytest_fa.records.sampling import MOST_DROPPED, precision
 from pytest_fa.records.timing import Agreement, Speed, Timing

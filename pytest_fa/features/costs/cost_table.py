@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import msgspec
 
 from pytest_fa.records.costs import RunSeconds
-from pytest_fa.records.gated import PARTS, Gate
+from pytest_fa.records.gated import Gate
+from pytest_fa.records.paired import PARTS
 from pytest_fa.records.record import Record, Stage
 
 KINDS = ("build", "correct", "property", "speed", "baseline", "gate", "profile", "sanitize", "selftest", "other")

@@ -111,7 +111,7 @@ def probe_gpu(_: Places) -> Iterator[Finding]:
 def probe_nsight(_: Places) -> Iterator[Finding]:
     """Nsight Compute, and whether this user may read the GPU's counters."""
     from pytest_fa.features.ncu.ncu_status import SENTENCES  # noqa: PLC0415
-    from pytest_fa.features.ncu.programs import find_program, version_of  # noqa: PLC0415
+    from pytest_fa.host.programs import find_program, version_of  # noqa: PLC0415
 
     ncu = find_program("ncu")
     if ncu is None:

@@ -16,4 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 HELP = "list what this machine has for a run, what it lacks, and what to do"
-FEATURE = Feature("doctor", commands=(Subcommand("doctor", HELP, "doctor_command", add_arguments),), has_hooks=False)
+FEATURE = Feature(
+    "doctor",
+    commands=(Subcommand("doctor", HELP, "doctor_command", add_arguments),),
+    requires=("ncu", "sanitize"),
+    has_hooks=False,
+)

@@ -41,14 +41,15 @@ from pytest_fa.features.gate.process_cost import ProcessCost, correction, expect
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import Gpu, find_gpu
 from pytest_fa.records.files import try_to_read
-from pytest_fa.records.gated import OLDER_BUILD, Gate, GatePair, PairSamples
+from pytest_fa.records.gated import OLDER_BUILD, Gate, GatePair
+from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Outcome, Record, Stage
 from pytest_fa.session.builds import device_of
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import Refused
 from pytest_fa.session.rerun import rerun_command
 from pytest_fa.session.run_plan import RunPlan
-from pytest_fa.wire.jobs import Arm, ArmPair, CaseResult, GateJob, GateResult
+from pytest_fa.wire.jobs import Arm, ArmPair, CaseResult, PairedJob, PairedResult
 
 # Where the spread of a CPU is not known, a baseline may be a quarter slower than in the pilot: 3 % and twice this.
 UNKNOWN_SD = 0.11
@@ -122,7 +123,7 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
     effect = detectable_on(process_sd, ANALYSES[-1], len(gpus), CONFIDENCE)
     cost = expected_cost(GateMemory.of(runner).gates, runner.options, runner.records.environment)
     say(_announcement(variant, question, pilot, arm_pairs, effect, source, cost))
-    results: list[GateResult] = []
+    results: list[PairedResult] = []
     analysis = Analysis("INCONCLUSIVE", "", ())
     with gate_processes(runner.workers, question.gpus, runner.options.cache) as run_processes:
         for count in ANALYSES:
@@ -172,9 +173,9 @@ def _jobs(
     variant: Variant,
     arm_pairs: tuple[ArmPair, ...],
     seed: int,
-    results: list[GateResult],
+    results: list[PairedResult],
     gpus: int,
-) -> list[GateJob]:
+) -> list[PairedJob]:
     """The jobs of the next processes, one on each GPU; from the second on, they follow the plans of the one before.
 
     Their watchdog allows each launch the longest time that any of the arms is allowed.
@@ -186,7 +187,7 @@ def _jobs(
     plans = [result.plans for result in results[-gpus:]] or [()] * gpus
     shares_gpu = runner.shares_gpu(device)
     return [
-        GateJob(arm_pairs, device, policy, first + number, watchdog_seconds, plans[number], shares_gpu)
+        PairedJob(arm_pairs, device, policy, first + number, watchdog_seconds, plans[number], shares_gpu)
         for number in range(gpus)
     ]
 
@@ -211,7 +212,7 @@ def _arm_pairs(runner: CaseRunner, variant: Variant, question: GateQuestion, pil
 
 
 def _samples(
-    arm_pairs: tuple[ArmPair, ...], results: list[GateResult], gpus: tuple[str, ...] = ()
+    arm_pairs: tuple[ArmPair, ...], results: list[PairedResult], gpus: tuple[str, ...] = ()
 ) -> list[PairSamples]:
     """The blocks of every pair, one row for each process, whose GPUs take turns.
 
@@ -241,7 +242,7 @@ def _gate(
     question: GateQuestion,
     seed: int,
     samples: list[PairSamples],
-    results: list[GateResult],
+    results: list[PairedResult],
     analysis: Analysis,
     pilot: Pilot,
     effect: float,
@@ -270,7 +271,7 @@ def _gate(
 
 
 def _pairs(
-    samples: list[PairSamples], results: list[GateResult], analysis: Analysis, seed: int
+    samples: list[PairSamples], results: list[PairedResult], analysis: Analysis, seed: int
 ) -> tuple[GatePair, ...]:
     """The ratio of each pair, with the t interval, which decides, and the bootstrap interval, which does not."""
     pairs = []

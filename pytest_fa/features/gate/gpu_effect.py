@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Sequence
 
 from pytest_fa.features.gate.intervals import detectable_effect
-from pytest_fa.records.gated import GpuRatio, PairSamples
+from pytest_fa.records.gated import GpuRatio
+from pytest_fa.records.paired import PairSamples
 
 
 def independent_samples(means: Sequence[float], gpus: Sequence[str]) -> list[float]:

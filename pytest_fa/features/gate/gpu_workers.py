@@ -15,10 +15,10 @@ from pytest_fa.host.job_output import Live
 from pytest_fa.host.timing_lock import timing_lock
 from pytest_fa.records.environment import Gpu
 from pytest_fa.records.machine_identity import hash_of_gpu
-from pytest_fa.wire.jobs import GateJob, GateResult
+from pytest_fa.wire.jobs import PairedJob, PairedResult
 
 # Runs one process of a gate for each job, the first job on the first GPU, and returns their results in this order.
-RunProcesses = Callable[[Sequence[GateJob]], list[GateResult]]
+RunProcesses = Callable[[Sequence[PairedJob]], list[PairedResult]]
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def gate_processes(first: Workers, gpus: Sequence[Gpu], cache: Path) -> Iterator
     with ExitStack() as stack:
         if not gpus:
             stack.enter_context(timing_lock())
-            yield lambda jobs: [first.run_in_new_worker(job) for job in jobs]
+            yield lambda jobs: [first.run_paired(job) for job in jobs]
             return
         for gpu in sorted(gpus, key=lambda gpu: gpu.uuid):
             stack.enter_context(timing_lock(gpu=gpu))
@@ -45,11 +45,11 @@ def gate_processes(first: Workers, gpus: Sequence[Gpu], cache: Path) -> Iterator
 
 
 def _run_side_by_side(
-    first: Workers, workers: Sequence[Workers], jobs: Sequence[GateJob], threads: ThreadPoolExecutor
-) -> list[GateResult]:
+    first: Workers, workers: Sequence[Workers], jobs: Sequence[PairedJob], threads: ThreadPoolExecutor
+) -> list[PairedResult]:
     """The results of one process on each GPU; what they printed is added to the output of `first`."""
     try:
-        results = list(threads.map(Workers.run_in_new_worker, workers, jobs))
+        results = list(threads.map(Workers.run_paired, workers, jobs))
     finally:
         for number, each in enumerate(workers):
             if text := each.take_output():
@@ -67,7 +67,7 @@ def _live_of(number: int, show: Live, shown_by_one: Lock) -> Live:
     return show_lines
 
 
-def _on_gpu(number: int, result: GateResult) -> GateResult:
+def _on_gpu(number: int, result: PairedResult) -> PairedResult:
     """The result of a process on one of several GPUs; a message says on which."""
     if result.outcome == "ok":
         return result

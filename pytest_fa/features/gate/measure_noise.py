@@ -17,9 +17,9 @@ from pytest_fa.features.gate.noise import Noise
 from pytest_fa.host.client import Workers
 from pytest_fa.host.timing_lock import timing_lock
 from pytest_fa.records.environment import find_gpu, read_environment
-from pytest_fa.records.gated import PairSamples
+from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.source import read_source
-from pytest_fa.wire.jobs import Arm, ArmPair, GateJob, GateResult
+from pytest_fa.wire.jobs import Arm, ArmPair, PairedJob, PairedResult
 
 TARGET_CASE = "b1h8s512d64-fp16-seed0"
 SMALL = "b1h4s128d64-fp16-seed0"
@@ -50,14 +50,14 @@ def measure_noise(root: Path, processes: int, say: Callable[[str], object]) -> N
     arm_pairs = tuple(
         _arm_pair(parse_case(case), variants[candidate], variants[baseline]) for case, candidate, baseline in PAIRS
     )
-    results: list[GateResult] = []
+    results: list[PairedResult] = []
     start = time.monotonic()
     first_seed = random.SystemRandom().randrange(2**31)
     with timing_lock(), Workers() as workers:
         for number in range(processes):
             seed = first_seed + number  # consecutive seeds give each order of set-up equally often
             plans = results[-1].plans if results else ()  # as in a gate
-            result = workers.run_in_new_worker(GateJob(arm_pairs, "cuda", "same_precision", seed, plans=plans))
+            result = workers.run_paired(PairedJob(arm_pairs, "cuda", "same_precision", seed, plans=plans))
             if result.outcome != "ok":
                 raise CannotMeasure(f"process {number}: {result.outcome}: {result.message}")
             if any(pair.dropped for pair in result.arm_pairs):
@@ -79,7 +79,7 @@ def _arm_pair(case: Case, candidate: Variant, baseline: Variant) -> ArmPair:
     return ArmPair(case, Arm(candidate, None), Arm(baseline, None))
 
 
-def _samples(index: int, arm_pair: ArmPair, results: list[GateResult]) -> PairSamples:
+def _samples(index: int, arm_pair: ArmPair, results: list[PairedResult]) -> PairSamples:
     processes = [result.arm_pairs[index] for result in results]
     return PairSamples(
         arm_pair.case.shape_id,

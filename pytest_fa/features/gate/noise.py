@@ -10,7 +10,7 @@ import msgspec
 from pytest_fa.records.earlier import upgrade_noise
 from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.files import read_content
-from pytest_fa.records.gated import PairSamples
+from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.ranges import Natural, Seconds
 from pytest_fa.records.record import Environment, Source
 

@@ -8,7 +8,7 @@ import msgspec
 
 from pytest_fa.features.gate.decision import ANALYSES, analyse
 from pytest_fa.features.gate.noise import Noise
-from pytest_fa.records.gated import PairSamples
+from pytest_fa.records.paired import PairSamples
 
 
 class NoiseRow(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from pytest_fa.records.record import Record
 from pytest_fa.records.timing import CallNodes, Speed
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import CannotRun, Refused
-from pytest_fa.wire.jobs import ArmPair, GateResult
+from pytest_fa.wire.jobs import ArmPair, PairedResult
 
 NEAR = 1.03  # the gate compares with the fastest baseline of the pilot and with those up to 3 % slower
 
@@ -175,7 +175,7 @@ def _near_of(records: Sequence[Record]) -> list[str]:
     )
 
 
-def baselines_us(arm_pairs: Sequence[ArmPair], results: Sequence[GateResult]) -> list[BaselineTime]:
+def baselines_us(arm_pairs: Sequence[ArmPair], results: Sequence[PairedResult]) -> list[BaselineTime]:
     """The median time of each pair's baseline in the processes of a gate."""
     return [
         BaselineTime(
@@ -216,7 +216,7 @@ def slower_than_pilot(
     return f"{SLOWER_THAN_PILOT}: {'; '.join(slower)}; allowed: {100 * (allowed - 1):.1f} % more"
 
 
-def other_nodes_than_pilot(pilot: Pilot, arm_pairs: Sequence[ArmPair], results: Sequence[GateResult]) -> str:
+def other_nodes_than_pilot(pilot: Pilot, arm_pairs: Sequence[ArmPair], results: Sequence[PairedResult]) -> str:
     """Which arm launched other nodes per call than in the pilot, whose record names them, as a sentence; else empty."""
     for index, pair in enumerate(arm_pairs):
         for side, arm in enumerate((pair.candidate, pair.baseline)):

@@ -11,11 +11,12 @@ from typing import NamedTuple
 from pytest_fa.features.gate.decision import ANALYSES
 from pytest_fa.options.options import Options
 from pytest_fa.records.files import LONGEST_LINE_BYTES
-from pytest_fa.records.gated import PARTS, Gate
+from pytest_fa.records.gated import Gate
+from pytest_fa.records.paired import PARTS
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Environment
 from pytest_fa.regular_file import open_regular
-from pytest_fa.wire.jobs import GateResult
+from pytest_fa.wire.jobs import PairedResult
 
 ONCE = ("processes", "files")  # the parts that a process has once, however many pairs it measures
 MOST_LOGS = 20  # the newest record files of earlier runs that are read
@@ -37,7 +38,7 @@ class ProcessCost(NamedTuple):
 USUAL = ProcessCost(1.0, 2.0)  # where no gate was measured
 
 
-def part_seconds(results: Sequence[GateResult]) -> dict[str, float]:
+def part_seconds(results: Sequence[PairedResult]) -> dict[str, float]:
     """The mean seconds of each part of a process."""
     known = [result.seconds for result in results if result.seconds]
     return {
@@ -64,7 +65,7 @@ def expected_cost(earlier: Sequence[Gate], options: Options, environment: Enviro
     return USUAL
 
 
-def correction(name: str, expected: ProcessCost, results: Sequence[GateResult], pairs: int, per_round: int) -> str:
+def correction(name: str, expected: ProcessCost, results: Sequence[PairedResult], pairs: int, per_round: int) -> str:
     """After the second process, what the gate takes if that was not expected; else an empty text.
 
     The first process is not like the others: it plans the samples, proves all arms, and may wait for the server.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from pytest_fa.errors import FaError
-from pytest_fa.features.ncu.cuda_driver import CudaDriver
+from pytest_fa.gpu.cuda_driver import CudaDriver
 from pytest_fa.wire.nvtx_range import nvtx_range
 
 TRIAL_RANGE = "trial"

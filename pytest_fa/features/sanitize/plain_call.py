@@ -20,7 +20,7 @@ from pytest_fa.build.command import ffi_folder
 from pytest_fa.build.unchanged import require_unchanged
 from pytest_fa.catalog.case import ELEMENT_BYTES, Case
 from pytest_fa.errors import ChangedBuild, FaError, LaunchError, UnsupportedCase
-from pytest_fa.features.ncu.cuda_driver import CudaDriver
+from pytest_fa.gpu.cuda_driver import CudaDriver
 from pytest_fa.records.record import Outcome
 from pytest_fa.wire.jobs import CaseJob, decode_job
 

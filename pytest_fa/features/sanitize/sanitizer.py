@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pytest_fa.features.ncu.programs import ProgramRun, find_program, run_tool, version_of
+from pytest_fa.host.programs import ProgramRun, find_program, run_tool, version_of
 from pytest_fa.records.built import Build
 from pytest_fa.records.tool_results import Sanitized, ToolStatus
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.files import read_record_file
+from pytest_fa.records.source import folder_hash
 
 LEAST_SECONDS = 0.01  # of one test, so that many short tests are spread, too
 UNKNOWN_SECONDS = 1.0  # of a test whose kind has no saved record
@@ -65,15 +65,6 @@ def source_hashes(variants: Iterable[Variant]) -> dict[str, str]:
     folders = {variant.name: Path(variant.folder) for variant in variants}
     of_folder = {folder: folder_hash(folder) for folder in set(folders.values())}
     return {name: of_folder[folder] for name, folder in sorted(folders.items())}
-
-
-def folder_hash(folder: Path) -> str:
-    """Return a sha256 over the names and contents of the files in a folder, which need not exist."""
-    sha256 = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        sha256.update(f"{content}  {path.relative_to(folder)}\n".encode())
-    return sha256.hexdigest()
 
 
 def _means(path: Path) -> dict[Work, float]:

@@ -28,7 +28,7 @@ from pytest_fa.session.builds import device_of
 from pytest_fa.session.refusals import CannotRun, ChangedMeanwhile, Refused
 from pytest_fa.session.rerun import rerun_command
 from pytest_fa.session.session import Session
-from pytest_fa.wire.jobs import ArmPair, GateJob, GateResult, PairBlocks
+from pytest_fa.wire.jobs import ArmPair, PairBlocks, PairedJob, PairedResult
 
 MOST_CLOCK_DIFFERENCE = 0.05  # between the ratios of both clocks, beyond which a time is not used
 
@@ -197,7 +197,7 @@ class KernelBench:
                     return _problem(record)
         return None
 
-    def _paired(self, point: Point, cases: tuple[Case, ...]) -> GateResult:
+    def _paired(self, point: Point, cases: tuple[Case, ...]) -> PairedResult:
         """One process of paired timings of the configuration and the parent."""
         device, seed = device_of(self._parent), random.SystemRandom().randrange(2**31)
         variant = self._built(point)
@@ -205,10 +205,10 @@ class KernelBench:
         seconds = self._runner.watchdog_seconds(variant, device)
         pairs = tuple(ArmPair(case, *arms) for case in cases)
         policy, shares_gpu = self._runner.tolerance_of(self._parent), self._runner.shares_gpu(device)
-        job = GateJob(pairs, device, policy, seed, seconds, shares_gpu=shares_gpu)
+        job = PairedJob(pairs, device, policy, seed, seconds, shares_gpu=shares_gpu)
         with timing_lock(self._builds.say):
             self._require_unchanged()
-            result = self._runner.workers.run_in_new_worker(job)
+            result = self._runner.workers.run_paired(job)
         self._require_unchanged()
         return result
 
@@ -242,7 +242,7 @@ def _require_judged(record: Record) -> None:
         raise CannotRun(f"a sweep needs protected runs, which can be gated: {record.unprotected}")
 
 
-def _problem_of_process(result: GateResult) -> TrialResult | None:
+def _problem_of_process(result: PairedResult) -> TrialResult | None:
     """Why a process of paired timings gave no times; None if it did.  Raises `CannotRun` if a file changed."""
     if result.outcome == "build_changed":
         raise ChangedMeanwhile(result.message)

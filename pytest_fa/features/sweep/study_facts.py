@@ -17,9 +17,9 @@ from pytest_fa.catalog.sweep_space import Sweep
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ToolchainError, UsageProblem
 from pytest_fa.features.gate.opponents import may_be_gated
-from pytest_fa.features.shards.shard_split import folder_hash
 from pytest_fa.features.sweep.suggest import Space
 from pytest_fa.options.options import Options
+from pytest_fa.records.source import folder_hash
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.session.session import Session
 

@@ -36,4 +36,4 @@ def read(reader: Reader) -> WatchOptions | None:
     return WatchOptions()
 
 
-FEATURE = Feature("watch", title="a verdict after each save", options=OPTIONS, read=read)
+FEATURE = Feature("watch", title="a verdict after each save", options=OPTIONS, read=read, requires=("compare",))

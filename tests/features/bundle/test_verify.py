@@ -23,8 +23,8 @@ from pytest_fa.features.bundle.plausible import implausible
 from pytest_fa.features.bundle.recompute import contradictions
 from pytest_fa.features.bundle.seal import SEAL, make_seal
 from pytest_fa.features.bundle.verify import Verification, _of_seal, verify_bundle
-from pytest_fa.features.gate.arm_orders import recorded_order
 from pytest_fa.features.gate.noise import read_noise
+from pytest_fa.records.arm_orders import recorded_order
 from pytest_fa.records.files import read_record_file
 from pytest_fa.records.judged import Bound
 from pytest_fa.records.read import read_record

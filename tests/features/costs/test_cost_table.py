@@ -14,7 +14,8 @@ from pytest_fa.__main__ import main
 from pytest_fa.features.costs.cost_sides import newest_run, read_cost_side
 from pytest_fa.features.costs.cost_table import CostRow, CostSide, cost_markdown, cost_notes, cost_rows
 from pytest_fa.records.costs import Costs, RunSeconds, read_run_seconds, run_file_of, write_run_seconds
-from pytest_fa.records.gated import Gate, GatePair, PairSamples
+from pytest_fa.records.gated import Gate, GatePair
+from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Stage
 from pytest_fa.table.rows import make_rows
 from tests.factories import BUILD, RECORDED, record

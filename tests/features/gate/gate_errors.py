@@ -19,7 +19,7 @@ from pytest_fa.features.gate import decision
 from pytest_fa.features.gate.decision import ANALYSES, CONFIDENCE, noise_band
 from pytest_fa.features.gate.intervals import PROCESS_SD
 from pytest_fa.features.gate.noise import Noise, decode_noise
-from pytest_fa.records.gated import PairSamples
+from pytest_fa.records.paired import PairSamples
 
 REPOSITORY = Path(__file__).parents[3]
 NOISE = REPOSITORY / "profiles" / "nvidia-h200" / "noise.json"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pytest_fa.features.gate.decision import ANALYSES, analyse, noise_band
-from pytest_fa.records.gated import PairSamples
+from pytest_fa.records.paired import PairSamples
 
 BLOCKS = 8
 PROCESS_SD = 0.008  # of process means

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from pytest_fa.features.gate.decision import ANALYSES, analyse
-from pytest_fa.records.gated import PairSamples
+from pytest_fa.records.paired import PairSamples
 from tests.features.gate.gate_errors import (
     FAIL,
     INCONCLUSIVE,

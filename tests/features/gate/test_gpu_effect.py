@@ -27,12 +27,13 @@ from pytest_fa.features.gate.intervals import PROCESS_SD, detectable_effect
 from pytest_fa.features.gate.plugin import ALL_GPUS, GateOptions
 from pytest_fa.host.client import Workers
 from pytest_fa.records.environment import Gpu
-from pytest_fa.records.gated import Gate, PairSamples
+from pytest_fa.records.gated import Gate
+from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.session.refusals import Refused
 from pytest_fa.session.run_plan import RunPlan
-from pytest_fa.wire.jobs import GateJob, GateResult
+from pytest_fa.wire.jobs import PairedJob, PairedResult
 from tests.factories import PYTHON_MANIFEST, WriteVariant, options, record, speed
 from tests.fake_nvml import pretend
 from tests.features.gate.test_run import SimulatedRunner, blocks
@@ -216,13 +217,13 @@ class SimulatedHost:
             def start(self, *, on_gpu: bool = False, with_candidate: bool = False) -> None:
                 pass
 
-            def run_in_new_worker(self, job: GateJob) -> GateResult:
+            def run_paired(self, job: PairedJob) -> PairedResult:
                 host.seeds[self.uuid].append(job.seed)
                 self.add_output(f"seed {job.seed}\n")
                 if self.show_live:
                     self.show_live(f"seed {job.seed}\n")
                 if math.isnan(host.log_ratios[self.uuid]):
-                    return GateResult("crashed", "the GPU fell off the bus", ())
+                    return PairedResult("crashed", "the GPU fell off the bus", ())
                 draw = np.random.default_rng(job.seed)
                 return blocks(*(host.log_ratios[self.uuid] + draw.normal(0, 1e-4, 6)).tolist())
 
@@ -305,7 +306,7 @@ def test_what_processes_print_is_shown_with_their_gpu(
     """The output of every GPU's process becomes that of the test, in the order of the GPUs; with `-s`, it is live."""
     host, first, live = SimulatedHost(monkeypatch, {"GPU-0": -0.8, "GPU-1": math.nan}), Workers(), list[str]()
     first.show_live = live.append if is_live else None
-    jobs = [GateJob((), "cuda", "same_precision", seed, 1.0) for seed in (5, 6)]
+    jobs = [PairedJob((), "cuda", "same_precision", seed, 1.0) for seed in (5, 6)]
     with gpu_workers.gate_processes(first, [gpu(int(uuid[-1])) for uuid in host.log_ratios], tmp_path) as run_processes:
         run_processes(jobs)
         assert snapshot == first.take_output()

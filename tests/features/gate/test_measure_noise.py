@@ -9,20 +9,20 @@ import pytest
 
 from pytest_fa.features.gate import measure_noise
 from pytest_fa.host.client import Workers
-from pytest_fa.records.gated import SamplePlan
-from pytest_fa.wire.jobs import GateJob, GateResult, PairBlocks
+from pytest_fa.records.paired import SamplePlan
+from pytest_fa.wire.jobs import PairBlocks, PairedJob, PairedResult
 
 
 def test_processes_are_those_of_a_gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The first process plans the samples of all pairs, and each later one gets the plans of the one before."""
-    jobs: list[GateJob] = []
+    jobs: list[PairedJob] = []
 
     class SimulatedProcesses(Workers):
-        def run_in_new_worker(self, job: GateJob) -> GateResult:
+        def run_paired(self, job: PairedJob) -> PairedResult:
             jobs.append(job)
             plan = SamplePlan((len(jobs), 5, 6), is_captured=True)
             pair = PairBlocks((0.01,) * 6, (0.0,) * 6, 0, 9.0, 10.0, "simulated", plan=plan)
-            return GateResult("ok", "", (pair,) * len(job.arm_pairs))
+            return PairedResult("ok", "", (pair,) * len(job.arm_pairs))
 
     monkeypatch.setattr(measure_noise, "find_gpu", object)
     monkeypatch.setattr(measure_noise, "timing_lock", nullcontext)

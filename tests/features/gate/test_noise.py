@@ -10,7 +10,7 @@ import pytest
 
 from pytest_fa.features.gate.noise import Noise, noise_path, read_noise, write_noise
 from pytest_fa.records.files import UnreadableRecords
-from pytest_fa.records.gated import PairSamples
+from pytest_fa.records.paired import PairSamples
 from tests.factories import RECORD
 
 ROWS = ((0.01, 0.02), (0.03, 0.01))

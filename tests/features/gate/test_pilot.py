@@ -20,7 +20,7 @@ from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.run_plan import RunPlan
-from pytest_fa.wire.jobs import Arm, ArmPair, GateResult, PairBlocks
+from pytest_fa.wire.jobs import Arm, ArmPair, PairBlocks, PairedResult
 from tests.factories import options, record, speed, variant
 
 CASE, LARGE = parse_case("b1h8s512d64-fp16-seed0"), parse_case("b1h8s1024d64-fp16-seed0")
@@ -160,9 +160,9 @@ def test_every_process_launches_what_the_record_names(
     pilot = Pilot({}, (), {}, None, {(shape, "candidate"): nodes("attend"), (shape, "fast"): nodes("flash")})
     pair = ArmPair(CASE, Arm(CANDIDATE, None), Arm(BASELINES[0], None))
 
-    def process(*of_arms: CallNodes | None) -> GateResult:
+    def process(*of_arms: CallNodes | None) -> PairedResult:
         blocks = PairBlocks((0.0,), (0.0,), 0, 9.0, 10.0, "simulated", nodes=(of_arms[0], of_arms[1]))
-        return GateResult("ok", "", (blocks,))
+        return PairedResult("ok", "", (blocks,))
 
     said = other_nodes_than_pilot(
         pilot, (pair,), (process(nodes("attend"), nodes("flash")), process(candidate, baseline))

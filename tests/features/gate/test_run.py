@@ -19,7 +19,7 @@ from pytest_fa.features.gate.pilot import BaselineTime, slower_than_pilot
 from pytest_fa.host.client import Workers
 from pytest_fa.host.profiler_workers import ProfilerWorkers
 from pytest_fa.records.costs import Costs
-from pytest_fa.records.gated import SamplePlan
+from pytest_fa.records.paired import SamplePlan
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.timing import Agreement
@@ -28,7 +28,7 @@ from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.refusals import CannotRun
 from pytest_fa.session.run_plan import RunPlan
-from pytest_fa.wire.jobs import GateJob, GateResult, PairBlocks
+from pytest_fa.wire.jobs import PairBlocks, PairedJob, PairedResult
 from tests.factories import PYTHON_MANIFEST, WriteVariant, options, record, speed
 
 CASE = parse_case("b1h8s512d64-fp16-seed0")
@@ -40,12 +40,12 @@ CONFIRMED = msgspec.structs.replace(speed(9.0), agreement=Agreement(valid=True, 
 class SimulatedWorkers(Workers):
     """Workers in which every process of a gate gives the same result."""
 
-    def __init__(self, result: GateResult) -> None:
+    def __init__(self, result: PairedResult) -> None:
         super().__init__()
         self.result = result
-        self.jobs: list[GateJob] = []
+        self.jobs: list[PairedJob] = []
 
-    def run_in_new_worker(self, job: GateJob) -> GateResult:
+    def run_paired(self, job: PairedJob) -> PairedResult:
         """Keep the job and return the result."""
         self.jobs.append(job)
         return self.result
@@ -54,7 +54,7 @@ class SimulatedWorkers(Workers):
 class SimulatedRunner(CaseRunner):
     """A case runner that returns prepared records to the pilot."""
 
-    def __init__(self, folder: Path, records: dict[str, Record], result: GateResult) -> None:
+    def __init__(self, folder: Path, records: dict[str, Record], result: PairedResult) -> None:
         run_options = options(folder)
         workers = SimulatedWorkers(result)
         builds = Builds(run_options, RunPlan(run_options))
@@ -78,10 +78,10 @@ class SimulatedRunner(CaseRunner):
         return True
 
 
-def blocks(*log_ratios: float, dropped: int = 0) -> GateResult:
+def blocks(*log_ratios: float, dropped: int = 0) -> PairedResult:
     """The result of one process with one pair."""
     control = tuple(0.0001 * index for index in range(len(log_ratios)))
-    return GateResult("ok", "", (PairBlocks(log_ratios, control, dropped, 9.0, 10.0, "simulated"),))
+    return PairedResult("ok", "", (PairBlocks(log_ratios, control, dropped, 9.0, 10.0, "simulated"),))
 
 
 @pytest.fixture
@@ -94,7 +94,9 @@ def variants(write_variant: WriteVariant, tmp_path: Path) -> tuple[Variant, Vari
     return variants[0], variants[1]
 
 
-def gate(variants: tuple[Variant, Variant], tmp_path: Path, result: GateResult, **doubts: object) -> tuple[Record, int]:
+def gate(
+    variants: tuple[Variant, Variant], tmp_path: Path, result: PairedResult, **doubts: object
+) -> tuple[Record, int]:
     """The record of a gate and its number of processes; `doubts` are fields of the candidate's speed."""
     candidate, baseline = variants
     pilot_records = {
@@ -113,7 +115,7 @@ def test_later_processes_follow_the_first(variants: tuple[Variant, Variant], tmp
     plan = SamplePlan((7, 5, 6), is_captured=True)
     pair = msgspec.structs.replace(blocks(*[-0.105] * 8).arm_pairs[0], plan=plan)
     records = {each.name: record(each.name, kind="speed", speed=CONFIRMED) for each in variants}
-    runner = SimulatedRunner(tmp_path, records, GateResult("ok", "", (pair,)))
+    runner = SimulatedRunner(tmp_path, records, PairedResult("ok", "", (pair,)))
     decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
     assert [job.plans for job in runner.jobs] == [(), *[(plan,)] * 5]
     assert len({job.seed for job in runner.jobs}) == 6
@@ -242,7 +244,7 @@ def gate_with_baseline(
     times_us = {"candidate": 9.0, "fast": 10.0}
     records = {name: record(name, kind="speed", speed=speed(time_us)) for name, time_us in times_us.items()}
     pair = msgspec.structs.replace(blocks(*[-0.105] * 6).arm_pairs[0], baseline_us=baseline_us)
-    runner = SimulatedRunner(tmp_path, records, GateResult("ok", "", (pair,)))
+    runner = SimulatedRunner(tmp_path, records, PairedResult("ok", "", (pair,)))
     environment = msgspec.structs.replace(runner.records.environment, gpu="NVIDIA A GPU")
     monkeypatch.setitem(vars(runner.records), "environment", environment)
     gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
@@ -306,7 +308,7 @@ def test_a_slow_candidate_fails_whatever_its_baseline_took(
     candidate, baseline = variants
     records = {each.name: record(each.name, kind="speed", speed=speed(10.0)) for each in variants}
     pair = msgspec.structs.replace(blocks(*[0.7] * 6).arm_pairs[0], baseline_us=20.0)
-    runner = SimulatedRunner(tmp_path, records, GateResult("ok", "", (pair,)))
+    runner = SimulatedRunner(tmp_path, records, PairedResult("ok", "", (pair,)))
     environment = msgspec.structs.replace(runner.records.environment, gpu="NVIDIA A GPU")
     monkeypatch.setitem(vars(runner.records), "environment", environment)
     gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
@@ -325,7 +327,7 @@ def test_dropped_blocks_give_a_readable_record(variants: tuple[Variant, Variant]
 
 def test_a_process_that_fails_ends_the_gate(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
     """The outcome of a process that fails becomes the outcome of the gate, and no further process starts."""
-    gated, count = gate(variants, tmp_path, GateResult("inconclusive", "cannot be captured: it waits", ()))
+    gated, count = gate(variants, tmp_path, PairedResult("inconclusive", "cannot be captured: it waits", ()))
     assert (gated.outcome, count, gated.message) == ("inconclusive", 1, "cannot be captured: it waits")
 
 

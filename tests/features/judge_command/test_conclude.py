@@ -22,8 +22,9 @@ from pytest_fa.features.judge_command.conclude import (
     times_of,
 )
 from pytest_fa.features.judge_command.question import Question
-from pytest_fa.records.gated import Gate, GatePair, GateVerdict, PairSamples
+from pytest_fa.records.gated import Gate, GatePair, GateVerdict
 from pytest_fa.records.judged import Diagnosis
+from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Outcome, Record
 from pytest_fa.records.tool_results import Bottleneck, CountedKernel, CounterDifference, NsightReport
 from tests.factories import CHECK, OK, SHAPE, SMALL_SHAPE, WRONG, record, variant

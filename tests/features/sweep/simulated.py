@@ -28,7 +28,7 @@ from pytest_fa.features.sweep.shared_study import SharedStudy
 from pytest_fa.features.sweep.storage import open_storage, require_optuna
 from pytest_fa.features.sweep.suggest import Space, Suggester
 from pytest_fa.features.sweep.trial_result import ConfirmedRatio, TrialResult
-from pytest_fa.records.gated import PairSamples
+from pytest_fa.records.paired import PairSamples
 
 NOISE = Path(__file__).parents[3] / "profiles" / "nvidia-h200" / "noise.json"
 SHAPE = "b1h8s512d64-fp16"

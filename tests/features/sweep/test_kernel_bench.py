@@ -25,7 +25,7 @@ from pytest_fa.features.sweep.trial_result import TrialResult
 from pytest_fa.records.record import Outcome, Record
 from pytest_fa.session.refusals import CannotRun
 from pytest_fa.session.session import Session
-from pytest_fa.wire.jobs import Arm, GateJob, GateResult, PairBlocks
+from pytest_fa.wire.jobs import Arm, PairBlocks, PairedJob, PairedResult
 from tests.factories import CUDA_SOURCE, SHAPE, options, record, variant
 
 CASE = parse_case(f"{SHAPE}-seed0")
@@ -84,7 +84,7 @@ def test_a_build_of_another_process_is_timed(tmp_path: Path, monkeypatch: pytest
     point: Point = {"BLOCK": 32, "UNUSED": 0}
     built = KernelBench(sessions[0], parent, (CASE,), (), lambda _: None).build(point)
     assert isinstance(built, BuiltPoint)
-    workers = Workers(GateResult("ok", "", (blocks(outside_us=None),)))
+    workers = Workers(PairedResult("ok", "", (blocks(outside_us=None),)))
     monkeypatch.setattr(kernel_bench, "device_of", lambda _: "cuda")
     monkeypatch.setattr(kernel_bench, "timing_lock", lambda _: nullcontext())  # which another run may hold
     monkeypatch.setattr(sessions[1].runner, "workers", workers)
@@ -109,10 +109,10 @@ def built_parent(folder: Path) -> Variant:
 class Workers:
     """Returns one result for each process, and keeps its job."""
 
-    def __init__(self, result: GateResult) -> None:
-        self.result, self.jobs = result, list[GateJob]()
+    def __init__(self, result: PairedResult) -> None:
+        self.result, self.jobs = result, list[PairedJob]()
 
-    def run_in_new_worker(self, job: GateJob) -> GateResult:
+    def run_paired(self, job: PairedJob) -> PairedResult:
         """The next result."""
         self.jobs.append(job)
         return self.result
@@ -145,7 +145,7 @@ def bench_with(
     return KernelBench(session, parent, (CASE,), unsearched, lambda _: None, require_unchanged)
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, result: GateResult) -> tuple[TrialResult, GateJob]:
+def measured(monkeypatch: pytest.MonkeyPatch, result: PairedResult) -> tuple[TrialResult, PairedJob]:
     """What the bench makes of one process, and its job."""
     workers = Workers(result)
     return bench_with(monkeypatch, workers).measure({"M": 2}), workers.jobs[0]
@@ -153,7 +153,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, result: GateResult) -> tuple[Trial
 
 def test_a_time_is_a_ratio_of_paired_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Configuration and parent are timed in one job, and the result is the mean log-ratio of its blocks."""
-    result, job = measured(monkeypatch, GateResult("ok", "", (blocks(),)))
+    result, job = measured(monkeypatch, PairedResult("ok", "", (blocks(),)))
     (pair,) = job.arm_pairs
     assert ("tuned@M=2", "tuned") == (pair.candidate.variant.name, pair.baseline.variant.name)
     assert job.shares_gpu
@@ -165,18 +165,18 @@ def test_a_time_is_a_ratio_of_paired_calls(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("result", "outcome", "reason"),
     [
-        (GateResult("wrong", "max error in timed calls", ()), "wrong", "max error"),
-        (GateResult("cheat", "functions were replaced", ()), "wrong", "functions"),
-        (GateResult("hung", "no answer", ()), "hung", "no answer"),
-        (GateResult("device_error", "context lost", ()), "crashed", "context lost"),
-        (GateResult("inconclusive", "cannot capture", ()), "not_timed", "cannot capture"),
-        (GateResult("ok", "", (blocks(dropped=1),)), "not_timed", "1 of 3 blocks were dropped"),
-        (GateResult("ok", "", (blocks(blocks=(), dropped=4),)), "not_timed", "4 of 4 blocks were dropped"),
-        (GateResult("ok", "", (blocks(outside_us=(10.0, 10.0)),)), "not_timed", "another ratio, by +11.1 %"),
+        (PairedResult("wrong", "max error in timed calls", ()), "wrong", "max error"),
+        (PairedResult("cheat", "functions were replaced", ()), "wrong", "functions"),
+        (PairedResult("hung", "no answer", ()), "hung", "no answer"),
+        (PairedResult("device_error", "context lost", ()), "crashed", "context lost"),
+        (PairedResult("inconclusive", "cannot capture", ()), "not_timed", "cannot capture"),
+        (PairedResult("ok", "", (blocks(dropped=1),)), "not_timed", "1 of 3 blocks were dropped"),
+        (PairedResult("ok", "", (blocks(blocks=(), dropped=4),)), "not_timed", "4 of 4 blocks were dropped"),
+        (PairedResult("ok", "", (blocks(outside_us=(10.0, 10.0)),)), "not_timed", "another ratio, by +11.1 %"),
     ],
 )
 def test_what_is_not_clean_has_no_time(
-    monkeypatch: pytest.MonkeyPatch, result: GateResult, outcome: str, reason: str
+    monkeypatch: pytest.MonkeyPatch, result: PairedResult, outcome: str, reason: str
 ) -> None:
     """A process that failed, was slowed down, or whose clocks disagree gives an outcome and a reason, and no ratio."""
     trial, _ = measured(monkeypatch, result)
@@ -203,12 +203,12 @@ def test_a_judged_case_that_says_nothing_ends_the_trial(changes: dict[str, Any],
 def test_a_changed_file_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a file changed during a job, the trial is given up, because nothing was learned about the configuration."""
     with pytest.raises(CannotRun, match="changed"):
-        measured(monkeypatch, GateResult("build_changed", "kernel.cu changed", ()))
+        measured(monkeypatch, PairedResult("build_changed", "kernel.cu changed", ()))
 
 
 def test_a_gate_has_the_build_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate makes sure of the build before it asks for an arm, and its record says how to ask again."""
-    bench = bench_with(monkeypatch, Workers(GateResult("ok", "", (blocks(),))))
+    bench = bench_with(monkeypatch, Workers(PairedResult("ok", "", (blocks(),))))
     seen: list[str] = []
 
     def decide(_: object, each: Variant, *__: object) -> Record:
@@ -230,7 +230,7 @@ def test_an_edit_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     def require_unchanged() -> None:
         raise CannotRun("changed during the sweep")
 
-    bench = bench_with(monkeypatch, Workers(GateResult("ok", "", (blocks(),))), (OTHER,), require_unchanged)
+    bench = bench_with(monkeypatch, Workers(PairedResult("ok", "", (blocks(),))), (OTHER,), require_unchanged)
     for step in (bench.judge, bench.measure, bench.check_unsearched, bench.measure_unsearched, bench.gate):
         with pytest.raises(CannotRun, match="changed during the sweep"):
             step({"M": 2})
@@ -239,7 +239,7 @@ def test_an_edit_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_edit_while_it_is_timed_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that is saved while a process times it gives no time, and no process begins after it."""
-    workers = Workers(GateResult("ok", "", (blocks(),)))
+    workers = Workers(PairedResult("ok", "", (blocks(),)))
 
     def require_unchanged() -> None:
         if workers.jobs:
@@ -257,7 +257,7 @@ def test_a_problem_where_it_was_not_searched_is_returned(
     monkeypatch: pytest.MonkeyPatch, outcome: Outcome, expected: str, snapshot: SnapshotAssertion
 ) -> None:
     """What the timed calls at unsearched shapes did wrong is a problem of the configuration."""
-    bench = bench_with(monkeypatch, Workers(GateResult(outcome, "in timed calls", ())), (OTHER,))
+    bench = bench_with(monkeypatch, Workers(PairedResult(outcome, "in timed calls", ())), (OTHER,))
     problem = bench.measure_unsearched({"M": 2})
     assert isinstance(problem, TrialResult)
     assert expected == problem.outcome
@@ -266,11 +266,11 @@ def test_a_problem_where_it_was_not_searched_is_returned(
 
 def test_times_where_it_was_not_searched_are_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without a problem gives the ratio of each unsearched shape; a changed file gives none."""
-    bench = bench_with(monkeypatch, Workers(GateResult("ok", "", (blocks(),))), (OTHER,))
+    bench = bench_with(monkeypatch, Workers(PairedResult("ok", "", (blocks(),))), (OTHER,))
     ratios = bench.measure_unsearched({"M": 2})
     assert isinstance(ratios, dict)
     assert {OTHER.shape_id: pytest.approx(math.log(0.9))} == ratios
-    bench = bench_with(monkeypatch, Workers(GateResult("build_changed", "kernel.cu changed", ())), (OTHER,))
+    bench = bench_with(monkeypatch, Workers(PairedResult("build_changed", "kernel.cu changed", ())), (OTHER,))
     with pytest.raises(CannotRun, match=r"kernel\.cu changed"):
         bench.measure_unsearched({"M": 2})
 

@@ -24,7 +24,7 @@ from pytest_fa.host.client import Workers
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.properties.calls import new_data, new_shape
 from pytest_fa.judge.subject import PropertySubject
-from pytest_fa.wire.jobs import Arm, ArmPair, CaseResult, GateJob, encode
+from pytest_fa.wire.jobs import Arm, ArmPair, CaseResult, PairedJob, encode
 from tests.factories import PYTHON_SOURCE, variant
 from tests.worker_jobs import FIND_JUDGE, TINY, JobOfSource
 
@@ -100,16 +100,16 @@ def test_no_timed_call_can_be_skipped(workers: Workers, job_of_source: JobOfSour
     assert (outcome_of(result), workers.take_output()) == (("ok", ()), ""), result.message
 
 
-def gate_of(job_of_source: JobOfSource, source: str) -> GateJob:
+def gate_of(job_of_source: JobOfSource, source: str) -> PairedJob:
     """One process of a gate: this variant against straightforward attention."""
     candidate, baseline = (Arm(job_of_source(text).variant, None) for text in (source, PYTHON_SOURCE))
-    return GateJob((ArmPair(parse_case(TINY), candidate, baseline),), "cpu", "same_precision", 0)
+    return PairedJob((ArmPair(parse_case(TINY), candidate, baseline),), "cpu", "same_precision", 0)
 
 
 def test_a_gate_judges_timed_calls(workers: Workers, job_of_source: JobOfSource) -> None:
     """A gate refuses a candidate that skips timed calls."""
     source = RIGHT + WHILE_TIMED
-    result = workers.run_in_new_worker(gate_of(job_of_source, source))
+    result = workers.run_paired(gate_of(job_of_source, source))
     assert result.outcome == "wrong"
     assert "in an output of the gate's timed calls" in result.message
 
@@ -126,7 +126,7 @@ def forward(q, k, v, *, scale, causal="none", out=None):
 
 def test_a_gate_judges_late_calls(workers: Workers, job_of_source: JobOfSource) -> None:
     """A candidate that computes in the first 16 samples of a gate's process and then stops is refused."""
-    result = workers.run_in_new_worker(gate_of(job_of_source, RIGHT + STOPS_LATE))
+    result = workers.run_paired(gate_of(job_of_source, RIGHT + STOPS_LATE))
     assert result.outcome == "wrong"
     assert "in an output of the gate's timed calls" in result.message
 
@@ -134,14 +134,14 @@ def test_a_gate_judges_late_calls(workers: Workers, job_of_source: JobOfSource) 
 def test_a_gate_times_outside(workers: Workers, job_of_source: JobOfSource) -> None:
     """A candidate that takes 2 ms and stops the clocks of its process has at least 2 ms in a gate on the CPU."""
     source = (SELFTEST_KERNELS / "python_cheats" / "timed_calls.py").read_text(encoding="utf-8")
-    result = workers.run_in_new_worker(gate_of(job_of_source, source + "\nforward = detoured_clock\n"))
+    result = workers.run_paired(gate_of(job_of_source, source + "\nforward = detoured_clock\n"))
     assert result.outcome == "ok", result.message
     assert result.arm_pairs[0].candidate_us >= 2000
 
 
 def test_a_gate_names_a_replaced_clock(workers: Workers, job_of_source: JobOfSource) -> None:
     """A candidate of a gate that replaces a clock is a cheat, whatever its time is."""
-    result = workers.run_in_new_worker(gate_of(job_of_source, RIGHT + "time.time_ns = lambda: 0\n" + HONEST))
+    result = workers.run_paired(gate_of(job_of_source, RIGHT + "time.time_ns = lambda: 0\n" + HONEST))
     assert (result.outcome, result.arm_pairs) == ("cheat", ())
     assert "it replaced functions of its process: time.time_ns" in result.message
 
@@ -405,7 +405,7 @@ renice()
 def test_a_gate_watches_the_processes_of_its_other_arms(workers: Workers, job_of_source: JobOfSource) -> None:
     """There is no verdict if the priority of the baseline's process was lowered; the message says what changed."""
     job = gate_of(job_of_source, RIGHT + HONEST.replace("    return", "    renice()\n    return", 1) + RENICES_ARMS)
-    result = workers.run_in_new_worker(job)
+    result = workers.run_paired(job)
     assert result.outcome == "inconclusive"
     assert "the process of another arm changed: its nice value" in result.message
     assert "The candidate did it, or that arm itself" in result.message

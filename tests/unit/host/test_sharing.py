@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_fa.host.client import Workers
-from pytest_fa.wire.jobs import CaseResult, GateJob
+from pytest_fa.wire.jobs import CaseResult, PairedJob
 from tests.factories import PYTHON_SOURCE
 from tests.worker_jobs import JobOfSource
 
@@ -31,4 +31,4 @@ def test_a_late_reason_is_not_accepted(job_of_source: JobOfSource) -> None:
     early = LateSharing(lacks, right, right)
     results = [early.run(job), early.run(job)]
     assert [(result.outcome, result.unprotected) for result in results] == [("ok", "no memory")] * 2
-    assert early.run_in_new_worker(GateJob((), "cpu", "same_precision", 0)).message == "unprotected: no memory"
+    assert early.run_paired(PairedJob((), "cpu", "same_precision", 0)).message == "unprotected: no memory"

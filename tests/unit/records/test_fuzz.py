@@ -36,8 +36,8 @@ from pytest_fa.features.html.machine import PageFacts
 from pytest_fa.features.html.render import html_report
 from pytest_fa.records.ceilings import Ceilings, ceilings_path, read_ceilings
 from pytest_fa.records.files import read_record_file, try_to_read
-from pytest_fa.records.gated import PairSamples
 from pytest_fa.records.log import read_records, save_records
+from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Record, to_builtins, to_json
 from pytest_fa.records.saved import SavedRecords
 from pytest_fa.records.text import printable, printable_struct

@@ -1,4 +1,4 @@
-"""`run_gate` on the CPU: one process of a gate, its blocks, and the order of the arms in its result."""
+"""`run_paired` on the CPU: one process of a gate, its blocks, and the order of the arms in its result."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.errors import Tampering, WrongResult
-from pytest_fa.features.gate.arm_orders import recorded_order, setup_order
-from pytest_fa.features.gate.judge_side import gate_process
-from pytest_fa.features.gate.judge_side.arm_timer import ArmTimer
-from pytest_fa.features.gate.judge_side.gate_process import DISTURBED, run_gate
-from pytest_fa.features.gate.judge_side.paired_timing import prepare_arms
 from pytest_fa.gpu.graphs import CannotCapture
 from pytest_fa.gpu.inputs import make_inputs
+from pytest_fa.judge import paired_process as gate_process
 from pytest_fa.judge.candidate import Candidate
+from pytest_fa.judge.clocks.arm_timer import ArmTimer
+from pytest_fa.judge.clocks.paired_timing import prepare_arms
+from pytest_fa.judge.paired_process import DISTURBED, run_paired
 from pytest_fa.judge.truth_store import TruthStore
-from pytest_fa.records.gated import PARTS, SamplePlan
-from pytest_fa.wire.jobs import Arm, ArmPair, GateJob, GateResult, decode_answer, encode
+from pytest_fa.records.arm_orders import recorded_order, setup_order
+from pytest_fa.records.paired import PARTS, SamplePlan
+from pytest_fa.wire.jobs import Arm, ArmPair, PairedJob, PairedResult, decode_answer, encode
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
 SEED = 1234
@@ -49,21 +49,21 @@ class RecordingTimer(ArmTimer):
 
 
 @pytest.fixture
-def job(write_variant: WriteVariant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GateJob:
+def job(write_variant: WriteVariant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PairedJob:
     """One process whose candidate and baseline are the same variant; its samples are short."""
     ALLOCATED.clear()
     folder = write_variant("mine", manifest=PYTHON_MANIFEST, **{"entry.py": PYTHON_SOURCE})
     (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
     monkeypatch.setattr(gate_process, "ArmTimer", RecordingTimer)
-    monkeypatch.setattr("pytest_fa.features.gate.judge_side.arm_timer.CPU_SAMPLE_US", 200.0)
+    monkeypatch.setattr("pytest_fa.judge.clocks.arm_timer.CPU_SAMPLE_US", 200.0)
     arm = Arm(variant, None)
-    return GateJob((ArmPair(CASE, arm, arm),), "cpu", "same_precision", SEED)
+    return PairedJob((ArmPair(CASE, arm, arm),), "cpu", "same_precision", SEED)
 
 
 @pytest.fixture
-def result(job: GateJob) -> GateResult:
+def result(job: PairedJob) -> PairedResult:
     """The result of that process."""
-    return run_gate(job)
+    return run_paired(job)
 
 
 @pytest.mark.parametrize("changed", ["candidate", "baseline"])
@@ -75,7 +75,7 @@ def test_a_changed_library_ends_the_process(write_variant: WriteVariant, tmp_pat
     library.write_bytes(b"a library")
     arms = {name: Arm(variant, None) for name in ("candidate", "baseline")}
     arms[changed] = Arm(variant, str(library), {"kernel.so": "0" * 64})
-    result = run_gate(GateJob((ArmPair(CASE, **arms),), "cpu", "same_precision", SEED))
+    result = run_paired(PairedJob((ArmPair(CASE, **arms),), "cpu", "same_precision", SEED))
     assert (result.outcome, result.arm_pairs) == ("build_changed", ())
     assert result.message.startswith(f"{library} has changed since it was built")
 
@@ -96,9 +96,9 @@ def test_a_full_gpu_ends_no_gate_that_the_store_filled(
         return real(*arguments)
 
     monkeypatch.setattr(gate_process, name, needs_memory)
-    monkeypatch.setattr("pytest_fa.features.gate.judge_side.arm_timer.CPU_SAMPLE_US", 200.0)
+    monkeypatch.setattr("pytest_fa.judge.clocks.arm_timer.CPU_SAMPLE_US", 200.0)
     arm = Arm(variant, None)
-    result = run_gate(GateJob((ArmPair(CASE, arm, arm),), "cpu", "same_precision", SEED), truths=store)
+    result = run_paired(PairedJob((ArmPair(CASE, arm, arm),), "cpu", "same_precision", SEED), truths=store)
     assert (result.outcome, len(store._kept)) == ("ok", 0), result.message
 
 
@@ -115,7 +115,7 @@ def test_a_full_gpu_ends_no_gate_that_the_store_filled(
     ],
 )
 def test_other_processes_on_the_gpu_may_delay_one_clock(
-    job: GateJob, monkeypatch: pytest.MonkeyPatch, problem: WrongResult, outcome: str, *, shares_gpu: bool
+    job: PairedJob, monkeypatch: pytest.MonkeyPatch, problem: WrongResult, outcome: str, *, shares_gpu: bool
 ) -> None:
     """Then clocks that contradict each other give no verdict.  Everything else has the outcome that it always has."""
 
@@ -123,12 +123,12 @@ def test_other_processes_on_the_gpu_may_delay_one_clock(
         raise problem
 
     monkeypatch.setattr(RecordingTimer, "require_one_time", require_one_time)
-    result = run_gate(msgspec.structs.replace(job, shares_gpu=shares_gpu))
+    result = run_paired(msgspec.structs.replace(job, shares_gpu=shares_gpu))
     advice = DISTURBED if outcome == "inconclusive" else ""
     assert (result.outcome, result.message) == (outcome, f"{problem}{advice}")
 
 
-def test_the_result_has_the_order_that_was_used(result: GateResult) -> None:
+def test_the_result_has_the_order_that_was_used(result: PairedResult) -> None:
     """Buffers are allocated in the recorded order; the orders are those of the job's seed, and survive as JSON."""
     (pair,) = result.arm_pairs
     assert pair.order is not None
@@ -137,7 +137,7 @@ def test_the_result_has_the_order_that_was_used(result: GateResult) -> None:
     assert decode_answer(encode(result)) == result
 
 
-def test_each_block_has_one_value(result: GateResult) -> None:
+def test_each_block_has_one_value(result: PairedResult) -> None:
     """Six blocks have the log-ratio of the prepared times, and the A/A control has 0."""
     (pair,) = result.arm_pairs
     assert pair.blocks == pytest.approx([0.405465] * 6, abs=1e-6)
@@ -145,29 +145,31 @@ def test_each_block_has_one_value(result: GateResult) -> None:
     assert (pair.candidate_us, pair.baseline_us, pair.dropped) == (3.0, 2.0, 0)
 
 
-def test_the_parts_are_timed(result: GateResult) -> None:
+def test_the_parts_are_timed(result: PairedResult) -> None:
     """A process says how long each of its parts took; the start of the processes is the client's to time."""
     assert set(result.seconds) == set(PARTS) - {"processes"}
     assert all(seconds >= 0 for seconds in result.seconds.values())
     assert result.seconds["samples"] > 0
 
 
-def test_a_later_process_follows_the_plan(job: GateJob, result: GateResult, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_process_follows_the_plan(
+    job: PairedJob, result: PairedResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the plan of an earlier process, no time is estimated, and samples have the same number of calls."""
     plan = SamplePlan((90, 100, 110), is_captured=False)  # of 2 us, where 200 us are intended
     assert result.arm_pairs[0].plan is not None
     monkeypatch.setattr(ArmTimer, "estimate_us", None)  # it cannot be called
     ALLOCATED.clear()
-    later = run_gate(msgspec.structs.replace(job, plans=(plan,), seed=SEED + 6))  # the same order of set-up
+    later = run_paired(msgspec.structs.replace(job, plans=(plan,), seed=SEED + 6))  # the same order of set-up
     assert (later.outcome, later.arm_pairs[0].plan) == ("ok", plan), later.message
     assert later.arm_pairs[0].method.startswith("wall clock of 90 calls")
     assert len(later.arm_pairs[0].blocks) == 6
 
 
-def test_the_plan_of_a_disturbed_process_is_made_anew(job: GateJob) -> None:
+def test_the_plan_of_a_disturbed_process_is_made_anew(job: PairedJob) -> None:
     """If samples of an earlier process's plan are far too short, this process plans its own."""
     plan = SamplePlan((3, 4, 5), is_captured=False)
-    result = run_gate(msgspec.structs.replace(job, plans=(plan,), seed=SEED + 6))
+    result = run_paired(msgspec.structs.replace(job, plans=(plan,), seed=SEED + 6))
     assert result.outcome == "ok", result.message
     (pair,) = result.arm_pairs
     assert pair.plan is not None
@@ -266,7 +268,7 @@ def test_a_sample_of_the_wrong_length_is_planned_anew(call_us: float, calls: int
     ids=["first process", "SDPA later", "a user's variant later"],
 )
 def test_built_in_baselines_are_proven_once(
-    job: GateJob, monkeypatch: pytest.MonkeyPatch, root: str, *, is_first: bool, expected: str
+    job: PairedJob, monkeypatch: pytest.MonkeyPatch, root: str, *, is_first: bool, expected: str
 ) -> None:
     """Only the first process of a gate proves baselines of this package; candidates are proven in every process."""
     proven: list[str] = []
@@ -275,11 +277,11 @@ def test_built_in_baselines_are_proven_once(
     baseline = msgspec.structs.replace(arm, variant=msgspec.structs.replace(arm.variant, root=root))
     pair = msgspec.structs.replace(job.arm_pairs[0], baseline=baseline)
     plans = () if is_first else (SamplePlan((100, 100, 100), is_captured=False),)
-    result = run_gate(msgspec.structs.replace(job, arm_pairs=(pair,), plans=plans))
+    result = run_paired(msgspec.structs.replace(job, arm_pairs=(pair,), plans=plans))
     assert (result.outcome, "".join(sorted(proven))) == ("ok", expected), result.message
 
 
-def test_all_variants_are_loaded_at_the_same_time(job: GateJob) -> None:
+def test_all_variants_are_loaded_at_the_same_time(job: PairedJob) -> None:
     """The second and the third process are told to open before the first one is waited for; none compiles tools."""
     steps: list[str] = []
 
@@ -298,7 +300,7 @@ def test_all_variants_are_loaded_at_the_same_time(job: GateJob) -> None:
 
 
 @pytest.mark.parametrize(("failing", "raised"), [("B", "B"), ("C", "C"), ("AB", "A"), ("BC", "B")])
-def test_a_failing_arm_lets_the_others_finish_loading(job: GateJob, failing: str, raised: str) -> None:
+def test_a_failing_arm_lets_the_others_finish_loading(job: PairedJob, failing: str, raised: str) -> None:
     """Every process that was told to open has answered before the failure of the first arm that failed is raised."""
     ready: list[str] = []
 

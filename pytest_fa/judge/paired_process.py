@@ -1,4 +1,4 @@
-"""`run_gate` runs one process of a gate: the paired timing of every candidate with its baseline.
+"""`run_paired` times every candidate beside its baseline, in one of the processes of a question.
 
 It is the judge's.  Candidate, baseline and the baseline's twin run in processes of their own.
 """
@@ -14,24 +14,24 @@ from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
 from pytest_fa.catalog.case import Case, Computes
 from pytest_fa.catalog.variant import Tolerance, tolerance_for
 from pytest_fa.errors import DeviceLost, WrongResult
-from pytest_fa.features.gate.arm_orders import setup_order
-from pytest_fa.features.gate.judge_side.arm_timer import ArmTimer
-from pytest_fa.features.gate.judge_side.paired_timing import Arms, Blocks, paired_timing, prepare_arms
 from pytest_fa.gpu.device import is_alive, open_device
 from pytest_fa.gpu.graphs import CannotCapture
 from pytest_fa.gpu.inputs import make_inputs
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.check import judge
+from pytest_fa.judge.clocks.arm_timer import ArmTimer
 from pytest_fa.judge.clocks.attached import require_no_tool
 from pytest_fa.judge.clocks.fresh_data import stacked
 from pytest_fa.judge.clocks.measure import l2_bytes
+from pytest_fa.judge.clocks.paired_timing import Arms, Blocks, paired_timing, prepare_arms
 from pytest_fa.judge.connection import CandidateLost
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.truth_store import TruthStore
+from pytest_fa.records.arm_orders import setup_order
 from pytest_fa.records.environment import clock_watch
-from pytest_fa.records.gated import SamplePlan
+from pytest_fa.records.paired import SamplePlan
 from pytest_fa.records.record import Outcome
-from pytest_fa.wire.jobs import Arm, ArmPair, GateJob, GateResult, PairBlocks, is_built_in
+from pytest_fa.wire.jobs import Arm, ArmPair, PairBlocks, PairedJob, PairedResult, is_built_in
 from pytest_fa.wire.part_clock import PartClock
 from pytest_fa.wire.stages import ReportProgress, Stages, outcome_of
 from pytest_fa.wire.user_traceback import explanation_of
@@ -40,12 +40,12 @@ DISTURBED = ". Other processes use this GPU and may have delayed one of the cloc
 ARMS = 3  # the candidate, the baseline, and the baseline once more, which is the A/A control
 
 
-def run_gate(
-    job: GateJob,
+def run_paired(
+    job: PairedJob,
     report_progress: ReportProgress = lambda _: None,
     candidates: list[Candidate] | None = None,
     truths: TruthStore | None = None,
-) -> GateResult:
+) -> PairedResult:
     """Time every arm pair of the job, and check what timed calls wrote.
 
     `candidates` are where the three arms run; without them, all run in this process.  `truths` is the judge's store; a
@@ -69,18 +69,18 @@ def run_gate(
             ]
         with clock("files"):
             files.require_unchanged()
-        return GateResult("ok", "", tuple(measured), seconds=clock.seconds)
+        return PairedResult("ok", "", tuple(measured), seconds=clock.seconds)
     except CandidateLost as lost:
-        return GateResult(lost.ending, str(lost), (), context_lost=True)
+        return PairedResult(lost.ending, str(lost), (), context_lost=True)
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; every exception becomes an outcome
         context_alive = not isinstance(problem, DeviceLost) and (job.device == "cpu" or is_alive(device))
         outcome, message = _ending(problem, job)
         if not context_alive:
             outcome = "device_error"
-        return GateResult(outcome, message, (), context_lost=not context_alive)
+        return PairedResult(outcome, message, (), context_lost=not context_alive)
 
 
-def _ending(problem: Exception, job: GateJob) -> tuple[Outcome, str]:
+def _ending(problem: Exception, job: PairedJob) -> tuple[Outcome, str]:
     """The outcome that an exception becomes, and its message."""
     message = explanation_of(problem)
     if job.shares_gpu and isinstance(problem, WrongResult) and problem.caught_by == ("clocks",):
@@ -88,13 +88,13 @@ def _ending(problem: Exception, job: GateJob) -> tuple[Outcome, str]:
     return "inconclusive" if isinstance(problem, CannotCapture) else outcome_of(problem), message
 
 
-def _files_of(job: GateJob) -> FilesOfJob:
+def _files_of(job: PairedJob) -> FilesOfJob:
     arms = [arm for pair in job.arm_pairs for arm in (pair.candidate, pair.baseline)]
     return FilesOfJob({arm.library: arm.file_hashes for arm in arms}, tuple(arm.variant for arm in arms))
 
 
 def _time_pair(  # what one pair of a job needs
-    job: GateJob,
+    job: PairedJob,
     index: int,
     candidates: list[Candidate],
     is_slowed: Callable[[], bool],
@@ -128,7 +128,7 @@ def _time_pair(  # what one pair of a job needs
     return _pair_blocks(blocks, timers, plan)
 
 
-def _open_together(openings: list[tuple[Candidate, Arm]], job: GateJob, case: Case) -> None:
+def _open_together(openings: list[tuple[Candidate, Arm]], job: PairedJob, case: Case) -> None:
     """Let all processes open the device and load their variants at the same time; none of them is timed yet.
 
     If one fails, the others finish loading before its exception is raised.  Their processes are ended then.  A process
@@ -138,7 +138,7 @@ def _open_together(openings: list[tuple[Candidate, Arm]], job: GateJob, case: Ca
         raise failures[0]
 
 
-def _failures_of(openings: list[tuple[Candidate, Arm]], job: GateJob, case: Case) -> list[Exception]:
+def _failures_of(openings: list[tuple[Candidate, Arm]], job: PairedJob, case: Case) -> list[Exception]:
     """Why arms could not be opened, in the order of the arms.  Each is sent its command before the next is waited for.
 
     After a command that cannot be sent, no other is.

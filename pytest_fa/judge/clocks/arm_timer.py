@@ -15,7 +15,7 @@ from pytest_fa.judge.clocks.device_time import PROOF_BYTES, PROOF_CALLS, shorter
 from pytest_fa.judge.clocks.fresh_data import FreshData, Written
 from pytest_fa.judge.clocks.timed_series import TimedSeries
 from pytest_fa.records.agreement import PROVEN_SHARE, SHARED_OUTPUT, proof_limit_us
-from pytest_fa.records.gated import CPU_METHOD
+from pytest_fa.records.paired import CPU_METHOD
 from pytest_fa.records.timing import MESSAGE_US, CallNodes
 
 SAMPLE_US = 10_000.0  # the intended length of a sample on a GPU: one replay of a graph

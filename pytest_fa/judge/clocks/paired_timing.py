@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pytest_fa.features.gate.arm_orders import block_orders, mean_difference, recorded_order, setup_order
-from pytest_fa.features.gate.judge_side.arm_timer import LONG_CALL_US, ArmTimer
 from pytest_fa.gpu.graphs import CannotCapture
-from pytest_fa.records.gated import ArmOrder, SamplePlan
+from pytest_fa.judge.clocks.arm_timer import LONG_CALL_US, ArmTimer
+from pytest_fa.records.arm_orders import block_orders, mean_difference, recorded_order, setup_order
+from pytest_fa.records.paired import ArmOrder, SamplePlan
 
 LONGEST_SAMPLE = 10  # times the intended length, for the slowest arm on the CPU
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pytest_fa.features.gate.arm_orders import CIRCUITS, block_orders, mean_difference, recorded_order, setup_order
+from pytest_fa.records.arm_orders import CIRCUITS, block_orders, mean_difference, recorded_order, setup_order
 
 SEEDS = range(40)
 CANDIDATE, BASELINE, TWIN = range(3)

@@ -11,7 +11,7 @@ import itertools
 import random
 from collections.abc import Sequence
 
-from pytest_fa.records.gated import ArmOrder
+from pytest_fa.records.paired import ArmOrder
 
 # One block for each number of arms: read in a circle, every ordered pair of letters, also of equal ones, occurs once
 # (a circuit of Euler in the complete graph with loops).  With 2, 4 and 5 arms, the mean position of all letters is the
