@@ -13,7 +13,7 @@
     |-- LaunchError        a kernel could not be launched
     |-- DeviceLost         the CUDA context is unusable; the process must be replaced
     |-- StoppedJudge       the judge was stopped again and again while it timed
-    |-- ToolAttached       a profiler, sanitizer or debugger is attached to a process that is to be timed
+    |-- ToolAttached       a profiler, checker or debugger is attached to a process that is to be timed
     `-- WrongResult        a kernel gave a wrong result; `caught_by` names the checks that detected it
         `-- Tampering      a variant did what only tampering with the judge does
 
@@ -88,7 +88,7 @@ class StoppedJudge(FaError):
 
 
 class ToolAttached(FaError):
-    """A profiler, sanitizer or debugger is attached to a process that is to be timed."""
+    """A profiler, checker or debugger is attached to a process that is to be timed."""
 
 
 class WrongResult(FaError):

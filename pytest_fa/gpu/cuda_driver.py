@@ -37,7 +37,7 @@ class CudaDriver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Keep the context: profilers and sanitizers finish their work when the process ends."""
+        """Keep the context: profilers and checkers finish their work when the process ends."""
 
     def __call__(self, name: str, *arguments: object) -> None:
         """Call the driver function `name`.  Raises `DeviceLost` with that name and CUDA's name of the error."""

@@ -1,4 +1,4 @@
-"""The client that starts a judge and candidates, sends jobs, watches the processes and replaces them.
+"""The client that starts a judge and candidates, sends jobs, guards the processes and replaces them.
 
 The pytest process imports no torch and holds no CUDA context.  Jobs go to the judge, which gets the connection to a
 candidate's process beside them.  A hang, a trap or a lost CUDA context ends only one candidate and its current job.
@@ -26,8 +26,8 @@ from pytest_fa.host.answers import (
 from pytest_fa.host.fork_server import (
     START_SECONDS,
     ForkServer,
+    Guarded,
     ProcessRole,
-    Watched,
     Worker,
     WorkerError,
     live_servers,
@@ -243,7 +243,7 @@ class Workers:
             server.forget_log()
         output = JobOutput(server.log, self.show_live)
         try:
-            with unchanged_processes(self._watched(worker, roles)) as changes:
+            with unchanged_processes(self._guarded(worker, roles)) as changes:
                 result = self._exchange(job, kind, server, worker, output)
         except Abandoned:
             self.end_worker()  # the judge notices it, and ends the job
@@ -261,19 +261,19 @@ class Workers:
             raise lost("failed", "; ".join(map(str, changes)), Progress(job.wanted_stages[0], 0.0))
         return result
 
-    def _watched(self, worker: Worker, roles: tuple[ProcessRole, ...]) -> dict[int, Watched]:
+    def _guarded(self, worker: Worker, roles: tuple[ProcessRole, ...]) -> dict[int, Guarded]:
         """The processes whose scheduling a variant must not change, by process id: all but its own.
 
         In paired timing, those are also the processes of the other arms.
         """
-        watched = {os.getpid(): Watched("pytest's process")}
-        watched |= dict.fromkeys(live_servers(), Watched("the worker server"))
+        guarded = {os.getpid(): Guarded("pytest's process")}
+        guarded |= dict.fromkeys(live_servers(), Guarded("the worker server"))
         if roles:
-            watched[worker.pid] = Watched("the judge")
+            guarded[worker.pid] = Guarded("the judge")
         if roles == ARMS:
-            arm = Watched("the process of another arm", is_arm=True)
-            watched |= {candidate.pid: arm for candidate in self._candidates[1:]}
-        return watched
+            arm = Guarded("the process of another arm", is_arm=True)
+            guarded |= {candidate.pid: arm for candidate in self._candidates[1:]}
+        return guarded
 
     def _with_ending(self, result: AnyResult, job: Job) -> AnyResult:
         """The result of a job whose candidate was lost, with the way in which its process ended."""

@@ -300,7 +300,7 @@ def child_environment(cache: Path | None = None) -> dict[str, str]:
     }
 
 
-class Watched(NamedTuple):
+class Guarded(NamedTuple):
     """A process that a job must leave as it is: how a message calls it, and whether it is another arm of a pair."""
 
     name: str
@@ -310,7 +310,7 @@ class Watched(NamedTuple):
 class Change(NamedTuple):
     """How a job changed a process."""
 
-    process: Watched
+    process: Guarded
     text: str
 
     def __str__(self) -> str:
@@ -319,20 +319,20 @@ class Change(NamedTuple):
 
 
 @contextlib.contextmanager
-def unchanged_processes(watched: Mapping[int, Watched]) -> Iterator[list[Change]]:
+def unchanged_processes(guarded: Mapping[int, Guarded]) -> Iterator[list[Change]]:
     """Restore the CPUs, priority and limits of processes if a job has changed them, and list the changes.
 
     The oom_score_adj of an arm does not count: it raises its own when it starts, which may be later than this.
     """
-    before = {pid: read_scheduling(pid) for pid in watched}
+    before = {pid: read_scheduling(pid) for pid in guarded}
     changes: list[Change] = []
     try:
         yield changes
     finally:
         for pid, scheduling in before.items():
             now = read_scheduling(pid)
-            if now is not None and scheduling is not None and watched[pid].is_arm:
+            if now is not None and scheduling is not None and guarded[pid].is_arm:
                 scheduling = msgspec.structs.replace(scheduling, oom_score=now.oom_score)  # noqa: PLW2901
             if scheduling is not None and now is not None and scheduling != now:
                 restore_scheduling(pid, scheduling)
-                changes += [Change(watched[pid], text) for text in scheduling.differences(now)]
+                changes += [Change(guarded[pid], text) for text in scheduling.differences(now)]

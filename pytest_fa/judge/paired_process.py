@@ -28,7 +28,7 @@ from pytest_fa.judge.connection import CandidateLost
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.records.arm_orders import setup_order
-from pytest_fa.records.environment import clock_watch
+from pytest_fa.records.environment import clock_monitor
 from pytest_fa.records.paired import SamplePlan
 from pytest_fa.records.record import Outcome
 from pytest_fa.wire.jobs import Arm, ArmPair, PairBlocks, PairedJob, PairedResult, is_built_in
@@ -36,7 +36,7 @@ from pytest_fa.wire.part_clock import PartClock
 from pytest_fa.wire.stages import ReportProgress, Stages, outcome_of
 from pytest_fa.wire.user_traceback import explanation_of
 
-DISTURBED = ". Other processes use this GPU and may have delayed one of the clocks: end them, and run the gate again"
+DISTURBED = ". Other processes use this GPU and may have delayed one of the clocks: end them, and run it again"
 ARMS = 3  # the candidate, the baseline, and the baseline once more, which is the A/A control
 
 
@@ -49,7 +49,7 @@ def run_paired(
     """Time every arm pair of the job, and check what timed calls wrote.
 
     `candidates` are where the three arms run; without them, all run in this process.  `truths` is the judge's store; a
-    gate does not use what it keeps, but may need its memory.  An exception of a kernel is not raised: it becomes the
+    pair does not use what it keeps, but may need its memory.  An exception of a kernel is not raised: it becomes the
     outcome of the result.
     """
     device, stages, truths = torch.device(job.device), Stages(job, report_progress), truths or TruthStore(0)
@@ -62,7 +62,7 @@ def run_paired(
             files = _files_of(job)
         for candidate in candidates:
             stages.limit(candidate)
-        with clock_watch(job.device) as clocks:
+        with clock_monitor(job.device) as clocks:
             measured = [
                 _time_pair(job, index, candidates, clocks.is_slowed, stages, truths, clock)
                 for index in range(len(job.arm_pairs))
@@ -191,5 +191,5 @@ def _judge_written(timer: ArmTimer, arm: Arm, computes: Computes, policy: Tolera
     truth = truths.with_memory(lambda: truth_of(computes, inputs, arm.variant.rounds, policy))
     check = judge(out, truth, policy)
     if not check.passed:
-        message = f"{arm.variant.name}: {check.complaint} in an output of the gate's timed calls"
+        message = f"{arm.variant.name}: {check.complaint} in an output of the timed calls"
         raise WrongResult("timed outputs", message)

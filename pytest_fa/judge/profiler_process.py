@@ -22,7 +22,7 @@ from pytest_fa.judge.clocks.profiler_time import Profiled, profile_calls
 from pytest_fa.judge.connection import CandidateLost
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.truth_store import TruthStore
-from pytest_fa.records.environment import clock_watch
+from pytest_fa.records.environment import clock_monitor
 from pytest_fa.records.timing import PROFILED_OUTPUTS
 from pytest_fa.wire.commands import Forget
 from pytest_fa.wire.jobs import PrepareProfiler, ProfilerJob, ProfilerResult
@@ -67,7 +67,7 @@ def run_profiler(
         candidate.open(job.variant, job.library, "cuda", job.case.computes)
         inputs = truths.with_memory(lambda: make_inputs(job.case, device))
         data = FreshData(candidate, job.case, inputs, l2_bytes(device))
-        with clock_watch("cuda") as clocks:
+        with clock_monitor("cuda") as clocks:
             profiled = profile_calls(data, job.device_us, device_tools(device.index or 0), clocks)
         stages.announce_work()
         if job.judge:

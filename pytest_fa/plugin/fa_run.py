@@ -60,7 +60,7 @@ class FaRun:
         return self.finish(lambda: self.first_reports.run(self.node.nodeid, variant, case, "speed"))
 
     def __getattr__(self, name: str) -> Callable[..., Record]:
-        """A method that a feature adds, such as `gate`."""
+        """A method that a feature adds."""
         methods = {
             name: method for each in self.node.config.hook.pytest_fa_run_methods() for name, method in each.items()
         }

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-MACHINE_FILES = ("*/noise.json", "*/ceilings.json")  # in the records folder; gates and times depend on them
+MACHINE_FILES = ("*/noise.json", "*/ceilings.json")  # in the records folder; verdicts and times depend on them
 RECORD_FILES = ("*.jsonl", "*.written.json")
 _PID_OF_RUN = re.compile(r"^[0-9]{8}T[0-9]{6}Z-([0-9]+)")
 

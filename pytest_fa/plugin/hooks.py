@@ -193,7 +193,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _offer_run_methods(session: pytest.Session) -> None:
-    """Import what `fa_run` offers to a user's own test, such as `fa_run.gate`, before any kernel runs."""
+    """Import what `fa_run` offers to a user's own test by features, before any kernel runs."""
     from pytest_fa.plugin.items import is_shipped  # noqa: PLC0415
 
     own = [item for item in session.items if "fa_run" in getattr(item, "fixturenames", ()) and not is_shipped(item)]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 QUIETEST = -2  # -qq
-INCONCLUSIVE_STATUS = 10  # exit status if a gate has no verdict and nothing else failed
+INCONCLUSIVE_STATUS = 10  # exit status if a test has no verdict and nothing else failed
 UNREPORTED = "tests were skipped because of a fault, but no test failed with it"
 
 
@@ -40,7 +40,7 @@ class Results:
         self._reused: list[LeftOut] = []  # baselines whose times of an earlier run stand for new ones
         self._not_run: dict[str, Counter[str]] = {"build": Counter(), "case": Counter()}
         self._any_case_ran = False
-        self._other_failure = False  # a failure other than a gate without a verdict
+        self._other_failure = False  # a failure other than a test without a verdict
         self._any_failed = self._any_already_reported = False
         self._failed_tests = 0  # those that failed without the record of a failure
         self._failed_files = 0  # those that pytest could not collect
@@ -65,7 +65,7 @@ class Results:
 
     @property
     def is_inconclusive(self) -> bool:
-        """Whether gates without a verdict are the only failures of this run."""
+        """Whether tests without a verdict are the only failures of this run."""
         return not self._other_failure and any(each.outcome == "inconclusive" for each in self.records)
 
     @property

@@ -23,8 +23,8 @@ LETTERS = "ABCDE"  # names of the arms in records
 def setup_order(arms: int, seed: int) -> tuple[int, ...]:
     """Return the order in which a process allocates the buffers of its arms and captures their graphs.
 
-    The processes of a gate have consecutive seeds.  In `arms!` consecutive processes (6 for three arms), every order
-    occurs once: the address of a buffer changes a time, but not the mean over the processes.
+    The processes of one question have consecutive seeds.  In `arms!` consecutive processes (6 for three arms), every
+    order occurs once: the address of a buffer changes a time, but not the mean over the processes.
     """
     orders = tuple(itertools.permutations(range(arms)))
     return orders[seed % len(orders)]

@@ -139,7 +139,7 @@ def _clocks(nvml: Any, handle: Any) -> Clocks:  # noqa: ANN401  # NVML's module 
 SLOWED_BITS = 0x08 | 0x20 | 0x40 | 0x80
 
 
-class ClockWatch:
+class ClockMonitor:
     """Reads the clocks of one GPU through an open NVML; without a GPU, it reports no clocks and no throttling."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:  # noqa: ANN401
@@ -165,11 +165,11 @@ class ClockWatch:
 
 
 @contextmanager
-def clock_watch(device: Device) -> Iterator[ClockWatch]:
-    """Keep NVML open for the first visible GPU; for `device` = `cpu`, the watch reads nothing."""
+def clock_monitor(device: Device) -> Iterator[ClockMonitor]:
+    """Keep NVML open for the first visible GPU; for `device` = `cpu`, the monitor reads nothing."""
     gpu = find_gpu() if device == "cuda" else None
     with _nvml() as nvml:
-        yield ClockWatch(nvml, nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) if nvml and gpu else None)
+        yield ClockMonitor(nvml, nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) if nvml and gpu else None)
 
 
 def find_other_gpu_processes(own: Iterable[int] = ()) -> tuple[str, ...]:

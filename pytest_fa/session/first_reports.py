@@ -72,12 +72,15 @@ class FirstReports:
         self._require_usable(test, variant, self._runner.case_of_property(variant, name), "property", name)
         return self._checked(test, variant, self._runner.check_property(variant, name))
 
-    def require_right(self, test: str, variant: Variant, cases: Iterable[Case]) -> None:
-        """Raise `AlreadyReported` if a test has failed because the variant is unusable or wrong at one of the cases."""
+    def require_right(self, test: str, variant: Variant, cases: Iterable[Case], otherwise: str) -> None:
+        """Raise `AlreadyReported` if a test has failed because the variant is unusable or wrong at one of the cases.
+
+        `otherwise` says what is then not done.
+        """
         failed = [self._wrong.get((variant.name, case.id)) for case in cases]
         first = self._unusable.get(variant.name) or next(filter(None, failed), None)
         if first and first != test:
-            raise AlreadyReported(f"not gated: {_name(first)} failed")
+            raise AlreadyReported(f"{otherwise}: {_name(first)} failed")
 
     def note_failure(self, test: str) -> None:
         """Take note that a test has really failed: from now on, it reports the fault that it met."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.feature import features
 from pytest_fa.options.command_line import SUITE, SUITE_FILES
 from pytest_fa.options.options import Options
 from pytest_fa.records.record import Record, RecordKind
@@ -22,7 +23,7 @@ def rerun_command(
 ) -> str:
     """The command that runs one test of the shipped suite again; for a timing, also those of its companions.
 
-    `tool` is the sanitizer of the test, if there is only one.
+    `tool` is the tool of the test, if there is only one.
     """
     words = [f"--fa-variant={variant}", *_options_of(options, kind, tool)]
     if kind == "selftest":
@@ -43,7 +44,9 @@ def rerun_command(
 def own_rerun_command(options: Options, record: Record, test_id: str) -> str:
     """The command that runs a user's own test with `fa_run` again.  The path in `test_id` starts where pytest did."""
     words = [f"--fa-variant={record.variant}", *_options_of(options, record.kind, None)]
-    words += [word for word in shlex.split(record.rerun_command) if word.startswith(("--fa-case=", "--fa-gate"))]
+    words += [
+        word for word in shlex.split(record.rerun_command) if word.startswith("--fa-case=") or _is_of_feature(word)
+    ]
     words += [f"--fa-dtype={','.join(options.dtypes)}"] if options.dtypes else []
     words += [f"--fa-seeds={','.join(map(str, options.seeds))},"] if options.seeds else []
     first_words = _words_without_suite(options)
@@ -58,3 +61,9 @@ def _options_of(options: Options, kind: RecordKind, tool: str | None) -> list[st
     """The options without which the suite contains no test of this kind, or without which it tests something else."""
     words = [word for part in options.parts for word in part.rerun_words(kind, tool)]
     return ["--fa-static"] if kind == "build" and options.static else words
+
+
+def _is_of_feature(word: str) -> bool:
+    """Whether a word of a rerun command is an option of a feature that decides what its test does."""
+    flags = {row.flag for feature in features() for row in feature.options if row.in_rerun}
+    return word.partition("=")[0] in flags

@@ -26,7 +26,7 @@ from pytest_fa.wire.jobs import CaseResult
 class Session:
     """The plan, the builds, the record factory and the case runner of one run.
 
-    Each feature (gate, profile, sanitize, self-test) uses the parts that it needs.
+    Each feature uses the parts that it needs.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from pytest_fa.judge.clocks.launch_overhead import period_of_spin_us
 from pytest_fa.judge.clocks.measure import l2_bytes, measure
 from pytest_fa.judge.truth import make_truth
 from pytest_fa.records.agreement import check_agreement
-from pytest_fa.records.environment import clock_watch
+from pytest_fa.records.environment import clock_monitor
 from pytest_fa.records.timing import LaunchedKernel, Speed
 from pytest_fa.wire.jobs import ProfilerJob
 from tests.device.conftest import BuildSource, Built
@@ -104,7 +104,7 @@ def test_periods_grow_as_the_gpu_clock_says(record_property: Callable[[str, obje
     """The period of kernels that spin for 2 to 32 us grows by their spin time on the GPU's own clock, within 1 %."""
     tools = device_tools(0)
     geometry = (LaunchedKernel("spin", (132, 1, 1), (128, 1, 1), 0),)
-    with clock_watch("cuda") as clocks:
+    with clock_monitor("cuda") as clocks:
         waits_us, periods_us = (2.0, 4.0, 8.0, 16.0, 32.0), []
         for wait_us in waits_us:
             cycles = int(wait_us * tools.cycles_per_us)

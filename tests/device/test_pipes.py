@@ -18,7 +18,7 @@ from pytest_fa.candidate.module import build_library, load_forward
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.errors import BuildError
 from pytest_fa.gpu.graphs import event_us
-from pytest_fa.records.environment import ClockWatch, clock_watch, read_environment
+from pytest_fa.records.environment import ClockMonitor, clock_monitor, read_environment
 from tests.factories import WriteVariant
 from tools.docs.pipes import Loop, Pipes, write_pipes
 
@@ -54,7 +54,7 @@ def loops(write_variant: WriteVariant, shared_cache: Path, tmp_path: Path) -> Fo
 
 def test_products_and_softmax_overlap(loops: Forward) -> None:
     """Both together take less time than one after the other, and not less than the slower of the two."""
-    with clock_watch("cuda") as clocks:
+    with clock_monitor("cuda") as clocks:
         timed = {name: _time(loops, number, clocks) for number, name in enumerate(LOOPS)}
     pipes = _pipes(timed)
     if folder := os.environ.get("FA_SAVE_PIPES"):
@@ -66,7 +66,7 @@ def test_products_and_softmax_overlap(loops: Forward) -> None:
     assert not peak or max(pipes.tflops.values()) < peak
 
 
-def _time(loops: Forward, number: int, clocks: ClockWatch) -> Loop:
+def _time(loops: Forward, number: int, clocks: ClockMonitor) -> Loop:
     """Time launches of one loop, and read the clocks while launches are queued."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 8, 512, 64, dtype=torch.float16, device="cuda")

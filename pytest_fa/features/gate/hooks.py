@@ -87,7 +87,7 @@ def run_gate(fa_run: FaRun, variant: Variant) -> Record:
 
     def decide() -> Record:
         question = gate_question(session.run_plan, variant, ratio)
-        fa_run.first_reports.require_right(fa_run.node.nodeid, variant, question.cases)
+        fa_run.first_reports.require_right(fa_run.node.nodeid, variant, question.cases, "not gated")
         return decide_gate(session.runner, variant, question, say)
 
     return fa_run.finish(decide)

@@ -27,7 +27,7 @@ from pytest_fa.judge.clocks.cpu_time import core_clock, make_calibration
 from pytest_fa.judge.clocks.fresh_data import FreshData, Written
 from pytest_fa.judge.clocks.timed_series import TimedSeries
 from pytest_fa.records.agreement import proof_limit_of, slope_limit_us
-from pytest_fa.records.environment import ClockWatch
+from pytest_fa.records.environment import ClockMonitor
 from pytest_fa.records.sampling import precision, sample_until_precise, settle, timing
 from pytest_fa.records.timing import OutsideTime, Timing
 from pytest_fa.wire.commands import Run
@@ -230,7 +230,7 @@ def _wall_clock(data: FreshData) -> DeviceTime:
     )
 
 
-def clocks_while_busy(data: FreshData, device_us: float, clocks: ClockWatch) -> object:
+def clocks_while_busy(data: FreshData, device_us: float, clocks: ClockMonitor) -> object:
     """Read NVML's clocks while calls run."""
     calls = max(1, min(500, int(5000.0 / device_us)))
     series = TimedSeries(data, "clocks", calls, graph=False)

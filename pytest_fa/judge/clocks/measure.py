@@ -19,7 +19,7 @@ from pytest_fa.judge.clocks.fresh_data import FreshData, Written
 from pytest_fa.judge.clocks.launch_overhead import launch_overhead_us
 from pytest_fa.judge.clocks.timed_series import TimedSeries
 from pytest_fa.records.agreement import tampering_of
-from pytest_fa.records.environment import clock_watch
+from pytest_fa.records.environment import clock_monitor
 from pytest_fa.records.sampling import timing
 from pytest_fa.records.timing import ON_CPU, CallNodes, Clocks, LaunchedKernel, Speed, Timing
 from pytest_fa.wire.commands import Cold, Done
@@ -42,7 +42,7 @@ def measure(candidate: Candidate, case: Case, inputs: Inputs) -> tuple[Speed, li
     device = candidate.device
     data = FreshData(candidate, case, inputs, l2_bytes(device))
     nodes = _launched(data)
-    with clock_watch("cuda" if device.type == "cuda" else "cpu") as clocks:
+    with clock_monitor("cuda" if device.type == "cuda" else "cpu") as clocks:
         before = clocks.now()
         on_device = device_time(data, clocks.is_slowed)
         during = clocks_while_busy(data, on_device.timing.median_us, clocks) if device.type == "cuda" else None

@@ -18,7 +18,7 @@ from pytest_fa.judge.clocks.fresh_data import FreshData, Written
 from pytest_fa.judge.clocks.launch_overhead import period_of_spin_us
 from pytest_fa.judge.clocks.timed_series import TimedSeries
 from pytest_fa.records.agreement import LONG_NODE_US
-from pytest_fa.records.environment import ClockWatch
+from pytest_fa.records.environment import ClockMonitor
 from pytest_fa.records.timing import CallNodes, Clocks, ProfilerTime
 from pytest_fa.wire.commands import Load, Profile
 
@@ -42,7 +42,7 @@ class Profiled(NamedTuple):
     written: list[Written]
 
 
-def profile_calls(data: FreshData, device_us: float, tools: DeviceTools, clocks: ClockWatch) -> Profiled:
+def profile_calls(data: FreshData, device_us: float, tools: DeviceTools, clocks: ClockMonitor) -> Profiled:
     """Have calls that take about `device_us` each run under the profiler, in the candidate's process.
 
     Long nodes are read after 0.5 s of load, as they are timed: under a power cap, the first calls run faster.  During
@@ -72,7 +72,7 @@ def profile_calls(data: FreshData, device_us: float, tools: DeviceTools, clocks:
     return Profiled(ProfilerTime(profiler_us, offset_us, report.nodes, missing, read), written)
 
 
-def _clocks_under_load(series: TimedSeries, replays: int, clocks: ClockWatch) -> Clocks | None:
+def _clocks_under_load(series: TimedSeries, replays: int, clocks: ClockMonitor) -> Clocks | None:
     """What the judge reads while the graph is replayed again and again."""
     readings: list[Clocks | None] = []
 

@@ -24,7 +24,7 @@ from tests.factories import options
 )
 def test_a_baseline_that_is_not_there_is_named(tmp_path: Path, baseline: str, problem: str) -> None:
     """A baseline must be one variant or one cached build; the error is one sentence."""
-    run_plan = RunPlan(options(tmp_path, parts=(GateOptions(0.95, baseline),)))
+    run_plan = RunPlan(options(tmp_path, kernels=(), parts=(GateOptions(0.95, baseline),)))
     with pytest.raises(UsageProblem) as caught:
         Opponents.of(run_plan)
     assert str(caught.value) == problem

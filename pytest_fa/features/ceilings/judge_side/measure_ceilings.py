@@ -19,7 +19,7 @@ from pytest_fa.gpu.graphs import capture, event_us
 from pytest_fa.gpu.quantised import E4M3
 from pytest_fa.judge.clocks.launch_overhead import launch_overhead_us
 from pytest_fa.records.ceilings import Ceilings
-from pytest_fa.records.environment import ClockWatch, clock_watch, read_environment
+from pytest_fa.records.environment import ClockMonitor, clock_monitor, read_environment
 from pytest_fa.records.sampling import sample_until_precise, settle, timing
 from pytest_fa.records.source import read_source
 from pytest_fa.records.timing import LaunchedKernel, Timing
@@ -47,7 +47,7 @@ def measure_ceilings(root: Path) -> Ceilings:
     if not torch.cuda.is_available():
         raise NoGpu("this machine has no GPU whose ceilings could be measured")
     timings: dict[str, Timing] = {}
-    with clock_watch("cuda") as clocks:
+    with clock_monitor("cuda") as clocks:
         source = torch.randn(COPY_BYTES // 4, device="cuda")
         target = torch.empty_like(source)
         timings["copy by the driver"] = _time(lambda: target.copy_(source), clocks)
@@ -104,7 +104,7 @@ def _e4m3_product(
     return scaled_mm(left, right, one, kind, one, kind, output_dtype=torch.float16, use_fast_accum=True)
 
 
-def _time(work: Callable[[], object], clocks: ClockWatch) -> Timing:
+def _time(work: Callable[[], object], clocks: ClockMonitor) -> Timing:
     """The time of one call of `work`: a graph of ten calls, replayed until the mean is precise."""
     graph = capture(work, 10)
     settle(lambda: event_us(graph.replay) / 10)

@@ -18,7 +18,7 @@ from pytest_fa.judge.candidate import CommandTimes
 from pytest_fa.judge.clocks import profiler_time
 from pytest_fa.judge.clocks.fresh_data import FreshData
 from pytest_fa.judge.clocks.profiler_time import HEADS, NotProfiled, profile_calls
-from pytest_fa.records.environment import ClockWatch
+from pytest_fa.records.environment import ClockMonitor
 from pytest_fa.records.timing import CallNodes, Clocks, LaunchedKernel, NodeTime
 from pytest_fa.wire.commands import Done, Load, Profile, ProfilerReport
 
@@ -99,7 +99,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, series: type[Series] = Series) ->
     monkeypatch.setattr(profiler_time, "TimedSeries", series)
     monkeypatch.setattr(profiler_time, "_clock_offset_us", lambda *_: 0.5)
     monkeypatch.setattr(profiler_time, "time", SimpleNamespace(sleep=data.done.append))
-    watch, tools = cast("ClockWatch", SimpleNamespace(now=lambda: CLOCKS)), cast("DeviceTools", None)
+    watch, tools = cast("ClockMonitor", SimpleNamespace(now=lambda: CLOCKS)), cast("DeviceTools", None)
     return data, lambda device_us: profile_calls(cast("FreshData", data), device_us, tools, watch)
 
 
