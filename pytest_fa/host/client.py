@@ -36,6 +36,7 @@ from pytest_fa.host.fork_server import (
 from pytest_fa.host.job_output import JobOutput, Live, OutputTail
 from pytest_fa.host.stop_signal import Abandoned, StopSignal, is_answered, require_unset
 from pytest_fa.processes import memory_bytes, resident_bytes
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.text import printable_struct
 from pytest_fa.wire.channel import Garbage
 from pytest_fa.wire.commands import Ending
@@ -168,13 +169,13 @@ class Workers:
     def run_in_new_worker(self, job: GateJob) -> GateResult:
         """Run one process of a gate, with new candidates that are ended after it."""
         if self.unprotected:
-            return GateResult("inconclusive", f"unprotected: {self.unprotected}", ())
+            return GateResult(Outcome.INCONCLUSIVE, f"unprotected: {self.unprotected}", ())
         start = time.perf_counter()
         self.end_worker()
         try:
             result = self._run_in_worker(job, GateResult, ARMS)
         except ChangedArm as changed:
-            return GateResult("inconclusive", f"{changed.message}. {WHO_CHANGED_IT}", ())
+            return GateResult(Outcome.INCONCLUSIVE, f"{changed.message}. {WHO_CHANGED_IT}", ())
         except LostWorker as lost:
             return GateResult(lost.ending, lost.message, ())
         finally:
@@ -257,7 +258,7 @@ class Workers:
             self.end_worker()
         if changes:
             lost = ChangedArm if all(change.process.is_arm for change in changes) else LostWorker
-            raise lost("failed", "; ".join(map(str, changes)), Progress(job.wanted_stages[0], 0.0))
+            raise lost(Outcome.FAILED, "; ".join(map(str, changes)), Progress(job.wanted_stages[0], 0.0))
         return result
 
     def _watched(self, worker: Worker, roles: tuple[ProcessRole, ...]) -> dict[int, Watched]:
@@ -276,8 +277,8 @@ class Workers:
 
     def _with_ending(self, result: AnyResult, job: Job) -> AnyResult:
         """The result of a job whose candidate was lost, with the way in which its process ended."""
-        outcome = getattr(result, "outcome", "ok")
-        if outcome not in ("crashed", "hung") or not result.context_lost:
+        outcome = getattr(result, "outcome", Outcome.OK)
+        if outcome not in (Outcome.CRASHED, Outcome.HUNG) or not result.context_lost:
             return result
         stage = next((stage.name for stage in getattr(result, "stages", ()) if stage.state == "failed"), None)
         progress = Progress(stage or job.wanted_stages[0], job.watchdog_seconds)
@@ -305,13 +306,13 @@ class Workers:
                     return msgspec.structs.replace(answer, **shortened(answer))
                 last_progress = checked_progress(answer, job)
         except (EOFError, ConnectionError):
-            raise self._lost("crashed", "", last_progress) from None
+            raise self._lost(Outcome.CRASHED, "", last_progress) from None
         except TimeoutError:
-            raise self._lost("hung", "", last_progress) from None
+            raise self._lost(Outcome.HUNG, "", last_progress) from None
         except (Garbage, ValueError, RecursionError, msgspec.MsgspecError) as problem:
             text = f"the worker process sent an answer that cannot be read ({problem})"
-            raise self._lost("failed", text, last_progress) from None
-        raise self._lost("hung", "", last_progress)
+            raise self._lost(Outcome.FAILED, text, last_progress) from None
+        raise self._lost(Outcome.HUNG, "", last_progress)
 
     def _wait(self, server: ForkServer, worker: Worker, output: JobOutput, deadline: float) -> bool:
         """Wait for a message.  Returns False at the deadline; raises `EOFError` if the process has ended."""
@@ -335,16 +336,16 @@ class Workers:
     def _lost(self, ending: Ending, reason: str, last_progress: Progress) -> LostWorker:
         """End all processes of the job and describe how it was lost."""
         if self._candidates and self._judge is not None and self._server is not None:
-            self._server.end(self._judge, request="reap" if ending == "crashed" else "kill")
+            self._server.end(self._judge, request="reap" if ending == Outcome.CRASHED else "kill")
         elif self._judge is not None:
             self._candidates.append(self._judge)  # unprotected: variant and judge are one process
         self._judge = None
         return LostWorker(ending, self._describe_ending(ending, reason, last_progress), last_progress)
 
-    def _describe_ending(self, ending: str, reason: str, last_progress: Progress) -> str:
+    def _describe_ending(self, ending: Outcome, reason: str, last_progress: Progress) -> str:
         """End the candidates, and say how the first one that was lost ended."""
         assert self._server is not None  # noqa: S101  # the caller used it
-        request: Literal["kill", "reap"] = "reap" if ending == "crashed" else "kill"
+        request: Literal["kill", "reap"] = "reap" if ending == Outcome.CRASHED else "kill"
         statuses = [self._server.end(candidate, request=request) for candidate in self._candidates]
         self._candidates.clear()
         return ending_text(ending, reason, last_progress, statuses)

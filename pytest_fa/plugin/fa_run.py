@@ -23,6 +23,7 @@ from pytest_fa.plugin.state import (
     progress_line,
     session_of,
 )
+from pytest_fa.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from pytest_fa.catalog.case import Case
@@ -146,9 +147,9 @@ class FaRun:
 
         record = self._record(work)
         is_strict = record.kind == "profile" and self._session.options.ncu_strict
-        if record.outcome == "not_measured" and not is_strict:
+        if record.outcome == Outcome.NOT_MEASURED and not is_strict:
             pytest.skip(record.message)
-        if record.outcome != "ok":
+        if record.outcome != Outcome.OK:
             pytest.fail(failure_text(record), pytrace=False)
         return record
 
@@ -219,6 +220,6 @@ def with_output(record: Record, output: str) -> Record:
 
     from pytest_fa.host.job_output import RECORD_CHARACTERS  # noqa: PLC0415
 
-    if record.outcome == "ok" or not output:
+    if record.outcome == Outcome.OK or not output:
         return record
     return msgspec.structs.replace(record, output=output[-RECORD_CHARACTERS:])

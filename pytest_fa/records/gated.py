@@ -26,7 +26,7 @@ PARTS = {
     "proof": "proof samples",
     "check": "check of outputs",
 }
-GateVerdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+GateVerdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]  # of the statistics alone; the gate's record has an outcome
 
 
 class ArmOrder(msgspec.Struct, frozen=True):

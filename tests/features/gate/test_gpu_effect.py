@@ -28,6 +28,7 @@ from pytest_fa.host.client import Workers
 from pytest_fa.options.values import ALL_GPUS
 from pytest_fa.records.environment import Gpu
 from pytest_fa.records.gated import Gate, PairSamples
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.session.refusals import Refused
@@ -222,7 +223,7 @@ class SimulatedHost:
                 if self.show_live:
                     self.show_live(f"seed {job.seed}\n")
                 if math.isnan(host.log_ratios[self.uuid]):
-                    return GateResult("crashed", "the GPU fell off the bus", ())
+                    return GateResult(Outcome.CRASHED, "the GPU fell off the bus", ())
                 draw = np.random.default_rng(job.seed)
                 return blocks(*(host.log_ratios[self.uuid] + draw.normal(0, 1e-4, 6)).tolist())
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import RecordKind
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.rerun import rerun_command
@@ -14,7 +15,7 @@ from pytest_fa.wire.jobs import CaseResult
 from tests.factories import options, variant
 
 CASE = parse_case("b1h2s64d64-fp16-seed3")
-RESULT = CaseResult("ok", "", ())
+RESULT = CaseResult(Outcome.OK, "", ())
 
 
 @pytest.mark.parametrize(
