@@ -18,6 +18,7 @@ from pytest_fa.catalog.variant import Arch, Entry, EntryKind, Limits, Role, Supp
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Advisory, Build, Kernel
 from pytest_fa.records.judged import Bound, Check, Repeats
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import SCHEMA, STAGES, Environment, Record, RecordKind, Source, Stage
 from pytest_fa.records.timing import Agreement, Clocks, LaunchedKernel, OutsideTime, Speed, Timing
 
@@ -58,7 +59,6 @@ PYTHON_MANIFEST = (
 
 # Straightforward float32 scores, and the manifest of a probe that computes only scores.
 SCORES_SOURCE = """\
-import torch
 
 
 def forward(q, k, v, *, scale, causal="none", out=None):
@@ -198,7 +198,7 @@ RECORD = Record(
     variant="ws_p2@BLOCK_M=64",
     role="candidate",
     case=parse_case("b1h8s512d64-fp16-causal-seed3"),
-    outcome="wrong",
+    outcome=Outcome.WRONG,
     message='max error is 0.02, allowed is 0.01\na second line, "quoted" and \N{GREEK SMALL LETTER MU}',
     caught_by=(),
     stages=(Stage("build", "ok", 1.5), Stage("launch", "failed", 0.25), Stage("sanity", "not reached")),
@@ -217,7 +217,7 @@ BARE = msgspec.structs.replace(
     RECORD,
     kind="build",
     case=None,
-    outcome="ok",
+    outcome=Outcome.OK,
     message="",
     stages=(),
     builds=(),
@@ -244,7 +244,7 @@ def record(variant: str = "mine", case: str = f"{SHAPE}-seed0", kind: RecordKind
         variant=variant,
         role="candidate",
         case=parse_case(case) if kind != "build" else None,
-        outcome="ok",
+        outcome=Outcome.OK,
         message="",
         caught_by=(),
         stages=(),

@@ -30,12 +30,12 @@ from pytest_fa.wire.commands import (
 from pytest_fa.wire.user_traceback import explanation_of, is_wrong_call, message_of
 
 KINDS: dict[type[Exception], ProblemKind] = {
-    UnsupportedCase: "unsupported",
-    LaunchError: "launch_failed",
-    DeviceLost: "device_error",
-    Tampering: "cheat",  # before WrongResult, which it is as well
-    WrongResult: "wrong",
-    CannotCapture: "cannot_capture",
+    UnsupportedCase: ProblemKind.UNSUPPORTED,
+    LaunchError: ProblemKind.LAUNCH_FAILED,
+    DeviceLost: ProblemKind.DEVICE_ERROR,
+    Tampering: ProblemKind.CHEAT,  # before WrongResult, which it is as well
+    WrongResult: ProblemKind.WRONG,
+    CannotCapture: ProblemKind.CANNOT_CAPTURE,
 }
 LARGEST_OOM_SCORE = 1000  # of all processes, the kernel ends this one first when memory is short
 
@@ -100,8 +100,8 @@ def _answer(agent: Agent, originals: Originals, data: bytes, descriptor: int | N
 
 def problem_of(problem: Exception, device: torch.device) -> CallProblem:
     """An exception as an answer.  Whatever it is, a lost CUDA context counts more."""
-    kind: ProblemKind = next((name for error, name in KINDS.items() if isinstance(problem, error)), "failed")
+    kind = next((name for error, name in KINDS.items() if isinstance(problem, error)), ProblemKind.FAILED)
     if device.type == "cuda" and not is_alive(device):
-        kind = "device_error"
+        kind = ProblemKind.DEVICE_ERROR
     caught_by = problem.caught_by if isinstance(problem, WrongResult) else ()
     return CallProblem(kind, message_of(problem), explanation_of(problem), caught_by, is_wrong_call(problem))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pytest_fa.processes import describe_status
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Stage
 from pytest_fa.records.text import printable
 from pytest_fa.wire.channel import Garbage
@@ -62,16 +63,16 @@ def result_without_worker(job: CaseJob, lost: LostWorker) -> CaseResult:
         Stage(name, "ok" if index < reached else "failed" if index == reached else "not reached")
         for index, name in enumerate(job.wanted_stages)
     )
-    return CaseResult(lost.ending, lost.message, stages, ("watchdog" if lost.ending == "hung" else "isolation",))
+    return CaseResult(lost.ending, lost.message, stages, ("watchdog" if lost.ending == Outcome.HUNG else "isolation",))
 
 
-def ending_text(ending: str, reason: str, last_progress: Progress, statuses: Sequence[int | None]) -> str:
+def ending_text(ending: Outcome, reason: str, last_progress: Progress, statuses: Sequence[int | None]) -> str:
     """A sentence about how a job was lost; `statuses` are those with which the candidates' processes ended."""
     stage = last_progress.stage
-    if ending == "hung":
+    if ending == Outcome.HUNG:
         seconds = f"{last_progress.seconds:g} s"
         message = f"hung: no progress for {seconds} in stage {stage}; the worker process was killed"
-    elif ending == "crashed":
+    elif ending == Outcome.CRASHED:
         status = next((each for each in statuses if each != signal.SIGKILL), statuses[0] if statuses else None)
         message = f"crashed: {describe_status(status)} in stage {stage}; a new worker process replaces this one"
     else:

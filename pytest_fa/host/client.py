@@ -26,7 +26,7 @@ from pytest_fa.host.answers import (
 from pytest_fa.host.fork_server import (
     START_SECONDS,
     ForkServer,
-    Guarded,
+    GuardedProcess,
     ProcessRole,
     Worker,
     WorkerError,
@@ -36,6 +36,7 @@ from pytest_fa.host.fork_server import (
 from pytest_fa.host.job_output import JobOutput, Live, OutputTail
 from pytest_fa.host.stop_signal import Abandoned, StopSignal, is_answered, require_unset
 from pytest_fa.processes import memory_bytes, resident_bytes
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.text import printable_struct
 from pytest_fa.wire.channel import Garbage
 from pytest_fa.wire.commands import Ending
@@ -169,13 +170,13 @@ class Workers:
     def run_paired(self, job: PairedJob) -> PairedResult:
         """Run one process of paired timing, with new candidates that are ended after it."""
         if self.unprotected:
-            return PairedResult("inconclusive", f"unprotected: {self.unprotected}", ())
+            return PairedResult(Outcome.INCONCLUSIVE, f"unprotected: {self.unprotected}", ())
         start = time.perf_counter()
         self.end_worker()
         try:
             result = self._run_in_worker(job, PairedResult, ARMS)
         except ChangedArm as changed:
-            return PairedResult("inconclusive", f"{changed.message}. {WHO_CHANGED_IT}", ())
+            return PairedResult(Outcome.INCONCLUSIVE, f"{changed.message}. {WHO_CHANGED_IT}", ())
         except LostWorker as lost:
             return PairedResult(lost.ending, lost.message, ())
         finally:
@@ -258,27 +259,27 @@ class Workers:
             self.end_worker()
         if changes:
             lost = ChangedArm if all(change.process.is_arm for change in changes) else LostWorker
-            raise lost("failed", "; ".join(map(str, changes)), Progress(job.wanted_stages[0], 0.0))
+            raise lost(Outcome.FAILED, "; ".join(map(str, changes)), Progress(job.wanted_stages[0], 0.0))
         return result
 
-    def _guarded(self, worker: Worker, roles: tuple[ProcessRole, ...]) -> dict[int, Guarded]:
+    def _guarded(self, worker: Worker, roles: tuple[ProcessRole, ...]) -> dict[int, GuardedProcess]:
         """The processes whose scheduling a variant must not change, by process id: all but its own.
 
         In paired timing, those are also the processes of the other arms.
         """
-        guarded = {os.getpid(): Guarded("pytest's process")}
-        guarded |= dict.fromkeys(live_servers(), Guarded("the worker server"))
+        guarded = {os.getpid(): GuardedProcess("pytest's process")}
+        guarded |= dict.fromkeys(live_servers(), GuardedProcess("the worker server"))
         if roles:
-            guarded[worker.pid] = Guarded("the judge")
+            guarded[worker.pid] = GuardedProcess("the judge")
         if roles == ARMS:
-            arm = Guarded("the process of another arm", is_arm=True)
+            arm = GuardedProcess("the process of another arm", is_arm=True)
             guarded |= {candidate.pid: arm for candidate in self._candidates[1:]}
         return guarded
 
     def _with_ending(self, result: AnyResult, job: Job) -> AnyResult:
         """The result of a job whose candidate was lost, with the way in which its process ended."""
-        outcome = getattr(result, "outcome", "ok")
-        if outcome not in ("crashed", "hung") or not result.context_lost:
+        outcome = getattr(result, "outcome", Outcome.OK)
+        if outcome not in (Outcome.CRASHED, Outcome.HUNG) or not result.context_lost:
             return result
         stage = next((stage.name for stage in getattr(result, "stages", ()) if stage.state == "failed"), None)
         progress = Progress(stage or job.wanted_stages[0], job.watchdog_seconds)
@@ -306,13 +307,13 @@ class Workers:
                     return msgspec.structs.replace(answer, **shortened(answer))
                 last_progress = checked_progress(answer, job)
         except (EOFError, ConnectionError):
-            raise self._lost("crashed", "", last_progress) from None
+            raise self._lost(Outcome.CRASHED, "", last_progress) from None
         except TimeoutError:
-            raise self._lost("hung", "", last_progress) from None
+            raise self._lost(Outcome.HUNG, "", last_progress) from None
         except (Garbage, ValueError, RecursionError, msgspec.MsgspecError) as problem:
             text = f"the worker process sent an answer that cannot be read ({problem})"
-            raise self._lost("failed", text, last_progress) from None
-        raise self._lost("hung", "", last_progress)
+            raise self._lost(Outcome.FAILED, text, last_progress) from None
+        raise self._lost(Outcome.HUNG, "", last_progress)
 
     def _wait(self, server: ForkServer, worker: Worker, output: JobOutput, deadline: float) -> bool:
         """Wait for a message.  Returns False at the deadline; raises `EOFError` if the process has ended."""
@@ -336,16 +337,16 @@ class Workers:
     def _lost(self, ending: Ending, reason: str, last_progress: Progress) -> LostWorker:
         """End all processes of the job and describe how it was lost."""
         if self._candidates and self._judge is not None and self._server is not None:
-            self._server.end(self._judge, request="reap" if ending == "crashed" else "kill")
+            self._server.end(self._judge, request="reap" if ending == Outcome.CRASHED else "kill")
         elif self._judge is not None:
             self._candidates.append(self._judge)  # unprotected: variant and judge are one process
         self._judge = None
         return LostWorker(ending, self._describe_ending(ending, reason, last_progress), last_progress)
 
-    def _describe_ending(self, ending: str, reason: str, last_progress: Progress) -> str:
+    def _describe_ending(self, ending: Outcome, reason: str, last_progress: Progress) -> str:
         """End the candidates, and say how the first one that was lost ended."""
         assert self._server is not None  # noqa: S101  # the caller used it
-        request: Literal["kill", "reap"] = "reap" if ending == "crashed" else "kill"
+        request: Literal["kill", "reap"] = "reap" if ending == Outcome.CRASHED else "kill"
         statuses = [self._server.end(candidate, request=request) for candidate in self._candidates]
         self._candidates.clear()
         return ending_text(ending, reason, last_progress, statuses)

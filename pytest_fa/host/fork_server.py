@@ -300,7 +300,7 @@ def child_environment(cache: Path | None = None) -> dict[str, str]:
     }
 
 
-class Guarded(NamedTuple):
+class GuardedProcess(NamedTuple):
     """A process that a job must leave as it is: how a message calls it, and whether it is another arm of a pair."""
 
     name: str
@@ -310,7 +310,7 @@ class Guarded(NamedTuple):
 class Change(NamedTuple):
     """How a job changed a process."""
 
-    process: Guarded
+    process: GuardedProcess
     text: str
 
     def __str__(self) -> str:
@@ -319,7 +319,7 @@ class Change(NamedTuple):
 
 
 @contextlib.contextmanager
-def unchanged_processes(guarded: Mapping[int, Guarded]) -> Iterator[list[Change]]:
+def unchanged_processes(guarded: Mapping[int, GuardedProcess]) -> Iterator[list[Change]]:
     """Restore the CPUs, priority and limits of processes if a job has changed them, and list the changes.
 
     The oom_score_adj of an arm does not count: it raises its own when it starts, which may be later than this.

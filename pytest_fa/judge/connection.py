@@ -11,6 +11,7 @@ from typing import Protocol
 from pytest_fa.candidate.agent import Agent, Opening, load_variant
 from pytest_fa.errors import DeviceLost, FaError, LaunchError, Tampering, UnsupportedCase, WrongResult
 from pytest_fa.gpu.graphs import CannotCapture
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.text import printable
 from pytest_fa.wire.channel import Channel, Garbage
 from pytest_fa.wire.commands import (
@@ -21,6 +22,7 @@ from pytest_fa.wire.commands import (
     Command,
     Done,
     Ending,
+    ProblemKind,
     decode_candidate_answer,
     encode_command,
 )
@@ -113,11 +115,11 @@ class Remote:
                 meanwhile()
             answer = self._answer(number, seconds)
         except (EOFError, ConnectionError):
-            raise CandidateLost("crashed", "its process ended") from None
+            raise CandidateLost(Outcome.CRASHED, "its process ended") from None
         except TimeoutError:
-            raise CandidateLost("hung", f"its process does not answer within {seconds:g} s") from None
+            raise CandidateLost(Outcome.HUNG, f"its process does not answer within {seconds:g} s") from None
         except (Garbage, ValueError, RecursionError) as problem:
-            raise CandidateLost("failed", f"its process sent an answer that cannot be read ({problem})") from None
+            raise CandidateLost(Outcome.FAILED, f"its process sent an answer that cannot be read ({problem})") from None
         if isinstance(answer, CallProblem):
             raise _exception(answer)
         return answer
@@ -141,19 +143,19 @@ def _exception(problem: CallProblem) -> Exception:
     message = printable(problem.message[:MOST_ANSWER_CHARACTERS])
     explanation = printable(problem.explanation[:MOST_ANSWER_CHARACTERS])
     match problem.kind:
-        case "unsupported":
+        case ProblemKind.UNSUPPORTED:
             raised: Exception = UnsupportedCase(message)
-        case "launch_failed":
+        case ProblemKind.LAUNCH_FAILED:
             raised = LaunchError(message)
-        case "device_error":
+        case ProblemKind.DEVICE_ERROR:
             raised = DeviceLost(message)
-        case "wrong":
+        case ProblemKind.WRONG:
             raised = WrongResult(problem.caught_by, message)
-        case "cheat":
+        case ProblemKind.CHEAT:
             raised = Tampering(problem.caught_by, message)
-        case "cannot_capture":
+        case ProblemKind.CANNOT_CAPTURE:
             raised = CannotCapture(message)
-        case "failed":
+        case ProblemKind.FAILED:
             raised = KernelRaised(message, explanation, is_wrong_call=problem.is_wrong_call)
     raised.explanation = explanation  # type: ignore[attr-defined]  # read by `explanation_of`
     return raised

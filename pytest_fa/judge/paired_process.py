@@ -29,8 +29,8 @@ from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.records.arm_orders import setup_order
 from pytest_fa.records.environment import clock_monitor
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import SamplePlan
-from pytest_fa.records.record import Outcome
 from pytest_fa.wire.jobs import Arm, ArmPair, PairBlocks, PairedJob, PairedResult, is_built_in
 from pytest_fa.wire.part_clock import PartClock
 from pytest_fa.wire.stages import ReportProgress, Stages, outcome_of
@@ -69,14 +69,14 @@ def run_paired(
             ]
         with clock("files"):
             files.require_unchanged()
-        return PairedResult("ok", "", tuple(measured), seconds=clock.seconds)
+        return PairedResult(Outcome.OK, "", tuple(measured), seconds=clock.seconds)
     except CandidateLost as lost:
         return PairedResult(lost.ending, str(lost), (), context_lost=True)
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; every exception becomes an outcome
         context_alive = not isinstance(problem, DeviceLost) and (job.device == "cpu" or is_alive(device))
         outcome, message = _ending(problem, job)
         if not context_alive:
-            outcome = "device_error"
+            outcome = Outcome.DEVICE_ERROR
         return PairedResult(outcome, message, (), context_lost=not context_alive)
 
 
@@ -84,8 +84,8 @@ def _ending(problem: Exception, job: PairedJob) -> tuple[Outcome, str]:
     """The outcome that an exception becomes, and its message."""
     message = explanation_of(problem)
     if job.shares_gpu and isinstance(problem, WrongResult) and problem.caught_by == ("clocks",):
-        return "inconclusive", message + DISTURBED
-    return "inconclusive" if isinstance(problem, CannotCapture) else outcome_of(problem), message
+        return Outcome.INCONCLUSIVE, message + DISTURBED
+    return Outcome.INCONCLUSIVE if isinstance(problem, CannotCapture) else outcome_of(problem), message
 
 
 def _files_of(job: PairedJob) -> FilesOfJob:

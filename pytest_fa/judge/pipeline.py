@@ -41,7 +41,7 @@ from pytest_fa.judge.truth import Truth
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.judge.warm_up import warm_up_of
 from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Fingerprints, Repeats
-from pytest_fa.records.record import Outcome
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.timing import Speed
 from pytest_fa.wire.jobs import CaseJob, CaseResult
 from pytest_fa.wire.stages import CAUGHT_BY_ENDING, CAUGHT_BY_OUTCOME, ReportProgress, Stages, outcome_of
@@ -94,7 +94,7 @@ def run_case(
                 _time_calls(job, launch, findings, stages)
         candidate.end_job()
         files.require_unchanged()
-        return findings.result("ok", "", stages)
+        return findings.result(Outcome.OK, "", stages)
     except CandidateLost as lost:
         findings.caught_by = CAUGHT_BY_ENDING[lost.ending]
         return findings.result(lost.ending, str(lost), stages, context_lost=True)
@@ -105,10 +105,10 @@ def run_case(
 def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: Findings, stages: Stages) -> CaseResult:
     """The result of a job that an exception ended; for a wrong output, with its diagnosis."""
     if isinstance(problem, NoSharing):
-        return msgspec.structs.replace(findings.result("failed", str(problem), stages), lacks_sharing=True)
+        return msgspec.structs.replace(findings.result(Outcome.FAILED, str(problem), stages), lacks_sharing=True)
     device = torch.device(job.device)
     context_alive = not isinstance(problem, DeviceLost) and (job.device == "cpu" or is_alive(device))
-    outcome = outcome_of(problem) if context_alive else "device_error"
+    outcome = outcome_of(problem) if context_alive else Outcome.DEVICE_ERROR
     explanation = explanation_of(problem)
     findings.caught_by = _caught_by(outcome, problem, findings)
     if isinstance(problem, WrongResult) and context_alive:
@@ -124,11 +124,11 @@ def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: F
     except Tampering as proof:  # the process is replaced, also after other exceptions
         context_alive = False
         if problem.args != proof.args:
-            outcome, explanation = "cheat", f"{message_of(proof)}; {explanation}"
+            outcome, explanation = Outcome.CHEAT, f"{message_of(proof)}; {explanation}"
             findings.caught_by = (*proof.caught_by, *findings.caught_by)
     except Exception:  # noqa: BLE001  # the outcome stands
         context_alive = False
-    is_verdict = outcome in ("wrong", "cheat")  # which no lack of memory excuses
+    is_verdict = outcome in (Outcome.WRONG, Outcome.CHEAT)  # which no lack of memory excuses
     findings.lacks_memory = job.device == "cuda" and not is_verdict and lacks_memory(problem)
     return findings.result(outcome, explanation, stages, context_lost=not context_alive)
 
@@ -197,8 +197,8 @@ class Findings:
 def _caught_by(outcome: Outcome, problem: Exception, findings: Findings) -> tuple[str, ...]:
     """What detected a fault for which no check ran: the loading of the entry, its first call, or the outcome itself."""
     if isinstance(problem, StoppedJudge):
-        return CAUGHT_BY_ENDING["failed"]
-    if outcome == "failed" and (not findings.is_loaded or (findings.out is None and is_wrong_call(problem))):
+        return CAUGHT_BY_ENDING[Outcome.FAILED]
+    if outcome == Outcome.FAILED and (not findings.is_loaded or (findings.out is None and is_wrong_call(problem))):
         return ENTRY
     return CAUGHT_BY_OUTCOME.get(outcome, ())
 

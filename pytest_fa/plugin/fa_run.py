@@ -21,6 +21,7 @@ from pytest_fa.plugin.state import (
     live_output,
     session_of,
 )
+from pytest_fa.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from pytest_fa.catalog.case import Case
@@ -97,9 +98,9 @@ class FaRun:
         from pytest_fa.table.failure import failure_text  # noqa: PLC0415  # only a run with items needs it
 
         record = self._record(work)
-        if record.outcome == "not_measured" and skips_unmeasured:
+        if record.outcome == Outcome.NOT_MEASURED and skips_unmeasured:
             pytest.skip(record.message)
-        if record.outcome != "ok":
+        if record.outcome != Outcome.OK:
             details = [line for lines in self.node.config.hook.pytest_fa_details(record=record) for line in lines]
             pytest.fail(failure_text(record, details), pytrace=False)
         return record
@@ -171,6 +172,6 @@ def with_output(record: Record, output: str) -> Record:
 
     from pytest_fa.host.job_output import RECORD_CHARACTERS  # noqa: PLC0415
 
-    if record.outcome == "ok" or not output:
+    if record.outcome == Outcome.OK or not output:
         return record
     return msgspec.structs.replace(record, output=output[-RECORD_CHARACTERS:])

@@ -31,6 +31,7 @@ from pytest_fa.plugin.terminal import Results
 from pytest_fa.plugin.usage_errors import end_run, usage_error
 from pytest_fa.plugin.without_benchmark import WithoutBenchmark
 from pytest_fa.plugin.xdist_hooks import register_for_xdist
+from pytest_fa.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -144,8 +145,8 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
     """Show a test without a verdict as INCONCLUSIVE in the terminal, neither passed nor failed."""
-    if report.when == "call" and getattr(report, "fa_record", {}).get("outcome") == "inconclusive":
-        return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
+    if report.when == "call" and getattr(report, "fa_record", {}).get("outcome") == Outcome.INCONCLUSIVE:
+        return Outcome.INCONCLUSIVE, "I", ("INCONCLUSIVE", {"yellow": True})
     return None
 
 

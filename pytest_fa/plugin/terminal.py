@@ -11,6 +11,7 @@ import pytest
 
 from pytest_fa.plugin.record_file import RunFile
 from pytest_fa.plugin.run_clock import RunClock
+from pytest_fa.records.outcome import UNDECIDED_STATUS, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 
 QUIETEST = -2  # -qq
-INCONCLUSIVE_STATUS = 10  # exit status if a test has no verdict and nothing else failed
 UNREPORTED = "tests were skipped because of a fault, but no test failed with it"
 
 
@@ -66,7 +66,7 @@ class Results:
     @property
     def is_inconclusive(self) -> bool:
         """Whether tests without a verdict are the only failures of this run."""
-        return not self._other_failure and any(each.outcome == "inconclusive" for each in self.records)
+        return not self._other_failure and any(each.outcome == Outcome.INCONCLUSIVE for each in self.records)
 
     @property
     def is_fault_unreported(self) -> bool:
@@ -82,16 +82,16 @@ class Results:
         if is_bad and status == pytest.ExitCode.OK:
             return pytest.ExitCode.TESTS_FAILED
         is_undecided = self.is_inconclusive and not self.file.is_bad and status == pytest.ExitCode.TESTS_FAILED
-        return INCONCLUSIVE_STATUS if is_undecided else status
+        return UNDECIDED_STATUS if is_undecided else status
 
     def take(self, report: Any) -> None:  # noqa: ANN401  # a report with or without the attributes of `attach`
         """Keep the record of a report, or the reason why it has none."""
         self.clock.count(report)
         outcome = report.fa_record["outcome"] if hasattr(report, "fa_record") else None
-        self._other_failure |= bool(report.failed) and outcome != "inconclusive"
+        self._other_failure |= bool(report.failed) and outcome != Outcome.INCONCLUSIVE
         self._any_failed |= bool(report.failed)
         self._any_already_reported |= getattr(report, "fa_already_reported", False)
-        self._failed_tests += bool(report.failed) and outcome in (None, "ok", "not_measured")
+        self._failed_tests += bool(report.failed) and outcome in (None, Outcome.OK, Outcome.NOT_MEASURED)
         if hasattr(report, "fa_record"):
             self._take_record(report)
         elif hasattr(report, "fa_not_run") and not report.fa_companion:
@@ -110,7 +110,7 @@ class Results:
         self.records.append(record)
         self.failed_records += [record] if report.failed else []
         self._any_case_ran |= self._has_run(record) and not report.fa_companion
-        if record.outcome == "not_measured":
+        if record.outcome == Outcome.NOT_MEASURED:
             self._not_run["case"][record.message] += 1
         self.file.append(record)
 
@@ -282,7 +282,10 @@ class Results:
 
     @staticmethod
     def _has_run(record: Record) -> bool:
-        return record.kind not in ("build", "property") and record.outcome not in ("not_built", "not_measured")
+        return record.kind not in ("build", "property") and record.outcome not in (
+            Outcome.NOT_BUILT,
+            Outcome.NOT_MEASURED,
+        )
 
 
 def _write_lines(terminal: pytest.TerminalReporter, lines: list[TextLine]) -> None:
@@ -296,4 +299,4 @@ def _is_saved(record: Record) -> bool:
     With `--benchmark-disable` nothing is timed, and such a record would replace a saved time.
     """
     is_untimed = record.kind == "speed" and record.speed is None
-    return record.gate is not None or (record.outcome == "ok" and record.kind != "build" and not is_untimed)
+    return record.gate is not None or (record.outcome == Outcome.OK and record.kind != "build" and not is_untimed)

@@ -14,34 +14,18 @@ from pytest_fa.records.built import Build
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.gated import Gate
 from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.ranges import Name, Rate, Seconds
 from pytest_fa.records.timing import Speed
 from pytest_fa.records.tool_results import NsightReport, Sanitized
 
 SCHEMA = 5
 
-Outcome = Literal[
-    "ok",
-    "failed",
-    "wrong",
-    "cheat",
-    "unsupported",
-    "launch_failed",
-    "device_error",
-    "crashed",
-    "hung",
-    "not_built",
-    "build_changed",
-    "over_limit",
-    "gate_failed",
-    "inconclusive",
-    "not_measured",
-    "hazard",
-]
 StageName = Literal["build", "launch", "sanity", "correct", "speed"]
 STAGES: tuple[StageName, ...] = ("build", "launch", "sanity", "correct", "speed")
-StageState = Literal["ok", "failed", "not reached"]
+StageState = Literal["ok", "failed", "not reached"]  # of one stage, which is no outcome: a wrong output fails a stage
 RecordKind = Literal["build", "correct", "property", "speed", "selftest", "gate", "profile", "sanitize"]
+JUDGED_KINDS: tuple[RecordKind, ...] = ("correct", "speed", "property")  # whose calls write an output that is judged
 
 
 class Stage(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ the terminal's output.
 from __future__ import annotations
 
 import re
+from enum import Enum
 from typing import Any, TypeVar
 
 import msgspec
@@ -50,6 +51,8 @@ def _disarm(match: re.Match[str]) -> str:
 
 
 def _clean(value: Any) -> Any:  # noqa: ANN401  # a value of any field
+    if isinstance(value, Enum):  # one of our own words, even if it is a string
+        return value
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, msgspec.Struct):

@@ -8,7 +8,7 @@ import msgspec
 
 from pytest_fa.records.ranges import Natural, Real, Seconds
 
-# Why an Nsight report has no counters; `profile.ncu_status` has a sentence for each.
+# How NVIDIA's programs ended, which says nothing of the kernel.  `ncu_status` has a sentence for each of Nsight's.
 NsightStatus = Literal[
     "ok",
     "not-installed",

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_fa.processes import die_with_parent, forbid_attaching
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.wire.jobs import ProfilerResult, encode, read_job
 
 
@@ -86,7 +87,7 @@ def _run_file(path: Path) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         result = run(job)
     sys.stdout.write(encode(result).decode() + "\n")
-    is_ok = result.profiler is not None if isinstance(result, ProfilerResult) else result.outcome == "ok"
+    is_ok = result.profiler is not None if isinstance(result, ProfilerResult) else result.outcome == Outcome.OK
     return 0 if is_ok else 1
 
 

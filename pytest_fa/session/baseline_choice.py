@@ -26,6 +26,7 @@ from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.files import LONGEST_LINE_BYTES, read_record_file
 from pytest_fa.records.log import saved_name
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Environment, MachineIdentity, Record
 from pytest_fa.records.timing import Speed
@@ -164,7 +165,7 @@ def _timed(records: Iterable[Record], environment: Environment) -> list[Record]:
         for record in records
         if record.speed
         and not is_unconfirmed(record.speed)
-        and record.outcome == "ok"
+        and record.outcome == Outcome.OK
         and machine == (record.environment.gpu, record.environment.driver, record.environment.torch)
     ]
 

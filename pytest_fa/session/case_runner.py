@@ -26,6 +26,7 @@ from pytest_fa.records.ceilings import Ceilings, read_ceilings
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.files import try_to_read
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Ablation, Record, RecordKind, Stage
 from pytest_fa.records.timing import ON_CPU, Speed
 from pytest_fa.session.builds import Builds, device_of
@@ -199,7 +200,7 @@ class CaseRunner:
         self._prepare_profiler(job)
         if result.repeats:
             self._first_seeds.setdefault((job.variant.name, job.case.shape_id), job.case.id)
-        if result.outcome == "ok" and not job.property_name:
+        if result.outcome == Outcome.OK and not job.property_name:
             self.passed.add((job.variant.name, job.case.id))
             if result.speed:
                 self.device_us[(job.case.shape_id, job.variant.name)] = result.speed.device.median_us
@@ -210,7 +211,7 @@ class CaseRunner:
         if job.device == "cpu" or not job.time:
             return self._result_of(job)
         checked = self._result_of(msgspec.structs.replace(job, time=False))
-        is_right = checked[0].outcome == "ok"
+        is_right = checked[0].outcome == Outcome.OK
         return self._result_of(msgspec.structs.replace(job, without_attention=False)) if is_right else checked
 
     def _others_may_use_memory(self, device: Device) -> bool:
@@ -259,7 +260,7 @@ class CaseRunner:
         reason = result.message.partition("\n")[0]  # without a traceback
         if variant.role == "baseline" and name in result.caught_by:
             raise Refused(f"{variant.name}: {reason} (a baseline may lack a property)")
-        if result.outcome != "unsupported":
+        if result.outcome != Outcome.UNSUPPORTED:
             return
         # A variant whose manifest has `cases` must support only those, and a property runs on another case.
         if name in MAY_REFUSE or (name is not None and variant.cases):
@@ -345,7 +346,7 @@ class CaseRunner:
 
 def failed_build(message: str) -> CaseResult:
     """The result for a variant whose build failed."""
-    return CaseResult("not_built", message, (Stage("build", "failed"),))
+    return CaseResult(Outcome.NOT_BUILT, message, (Stage("build", "failed"),))
 
 
 def _see_test_build(variant: Variant) -> str:

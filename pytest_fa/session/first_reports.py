@@ -10,6 +10,7 @@ from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.records.environment import find_gpu
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, RecordKind
 from pytest_fa.session.case_runner import CaseRunner, failed_build
 from pytest_fa.session.refusals import AlreadyReported, Refused
@@ -42,7 +43,7 @@ class FirstReports:
         Raises `AlreadyReported` if another test has failed with the same compilations, which several variants share.
         """
         record = self._session.judge_build(variant)
-        if record.outcome != "not_built" or isinstance(variant, BrokenVariant):
+        if record.outcome != Outcome.NOT_BUILT or isinstance(variant, BrokenVariant):
             return record
         self._require_unreported(test, variant, record)
         return record
@@ -61,7 +62,7 @@ class FirstReports:
         record = self._checked(test, variant, self._runner.run(variant, case, kind))
         if kind == "correct" and self._session.run_plan.plan.is_claim(variant, case):
             record = msgspec.structs.replace(record, is_claim=True)
-        if kind == "correct" and record.outcome != "ok":
+        if kind == "correct" and record.outcome != Outcome.OK:
             self._met[test] = (self._met.get(test, ("", None))[0], key)
         elif kind == "correct":
             self._wrong.pop(key, None)  # the test was repeated, and passes now
@@ -122,13 +123,13 @@ class FirstReports:
 
     def _checked(self, test: str, variant: Variant, record: Record) -> Record:
         """The record of a test; if it is the first that meets a failed build, with the compiler's whole message."""
-        if record.outcome == "not_built":
+        if record.outcome == Outcome.NOT_BUILT:
             if variant.name in self.build_tests:
                 raise AlreadyReported(record.message, record)
             self._require_unreported(test, variant, record)
             record = msgspec.structs.replace(record, message=self._session.judge_build(variant).message)
             self._not_built.add(variant.name)
-        if record.outcome == "not_built" or record.caught_by == ENTRY_FAULT:
+        if record.outcome == Outcome.NOT_BUILT or record.caught_by == ENTRY_FAULT:
             self._met[test] = (variant.name, None)
         return record
 

@@ -12,10 +12,11 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 
 MIN_FREE_BYTES = 2**20  # of a folder for temporary files; a trace of a call is smaller
-FAILURES = ("failed", "crashed", "hung", "launch_failed")
+FAILURES = (Outcome.FAILED, Outcome.CRASHED, Outcome.HUNG, Outcome.LAUNCH_FAILED)
 DISK_WORDS = ("No space left on device", "Disk quota exceeded")
 FILE_SIZE_WORDS = ("File too large",)
 MEMORY_WORDS = (

@@ -16,6 +16,7 @@ from pytest_fa.records.built import Build
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.machine_identity import read_machine
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import SCHEMA, STAGES, Environment, MachineIdentity, Record, RecordKind, Stage
 from pytest_fa.records.source import read_source
 from pytest_fa.session.rerun import rerun_command
@@ -60,7 +61,7 @@ class RecordFactory:
         sources = source_hashes(variant, self.options.rootdir) if isinstance(variant, Variant) else {}
         if changed := _changed(self._sources.setdefault(variant.name, sources), sources):
             message = f"{changed} has changed since the first test of {variant.name}; run it again"
-            result = msgspec.structs.replace(result, outcome="build_changed", message=message)
+            result = msgspec.structs.replace(result, outcome=Outcome.BUILD_CHANGED, message=message)
         stages = {name: Stage(name, "not reached") for name in STAGES}
         stages["build"] = Stage("build", "ok", builds[0].build_seconds if builds else 0.0)
         stages.update({stage.name: stage for stage in result.stages})

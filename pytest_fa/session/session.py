@@ -14,7 +14,8 @@ from pytest_fa.host.profiler_workers import ProfilerWorkers
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu, find_other_gpu_processes, may_open_gpu_early
-from pytest_fa.records.record import Outcome, Record, Stage
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import Record, Stage
 from pytest_fa.session.baseline_choice import LeftOut, left_out_baselines
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner, failed_build
@@ -103,7 +104,7 @@ class Session:
         stage = Stage(
             "build", "failed" if problems or exceeded else "ok", sum(build.counted_seconds for build in builds)
         )
-        outcome: Outcome = "not_built" if problems else "over_limit" if exceeded else "ok"
+        outcome = Outcome.NOT_BUILT if problems else Outcome.OVER_LIMIT if exceeded else Outcome.OK
         return self.records.make(
             "build", variant, None, CaseResult(outcome, "\n".join([*problems, *exceeded]), (stage,)), builds
         )

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from pytest_fa.catalog.variant import COMPANION_ROLES
 from pytest_fa.records.agreement import is_unconfirmed
-from pytest_fa.records.record import Record
+from pytest_fa.records.outcome import WORST_FIRST, Outcome, State
+from pytest_fa.records.record import JUDGED_KINDS, Record
 from pytest_fa.records.spread import is_clear_ratio
 from pytest_fa.records.timing import Speed
 from pytest_fa.table.baselines import baseline_name, best_baseline, comparable, compared_baseline
@@ -25,12 +26,7 @@ from pytest_fa.table.layout import Style, TextLine
 from pytest_fa.table.rows import NOT_ATTENTION, ratio_text
 from pytest_fa.table.tolerance_lines import tolerance_part
 
-NO_FAILURE = ("ok", "not_measured", "inconclusive")
-JUDGED_KINDS = ("correct", "speed", "property")
 TOOL_KINDS = ("gate", "profile", "sanitize")  # a run of these need not time anything
-STATES = ("right", "cheat", "wrong", "failed", "not built", "only built", "not judged")
-FAILED_STATES = ("cheat", "wrong", "failed", "not built")
-WORST_FIRST = (("cheat", "cheat"), ("wrong", "wrong"), ("not_built", "not built"))  # outcome and state; else: failed
 
 Times = dict[str, dict[str, Speed]]  # by variant, then by shape id
 
@@ -84,9 +80,13 @@ def answer_lines(records: list[Record], run: RunFacts) -> list[TextLine]:
 
 def _style(records: list[Record], run: RunFacts) -> Style:
     """Red for a run that failed, yellow for gates without a verdict, else green."""
-    if run.failures or run.has_failed or any(_is_failure(each) or each.outcome == "gate_failed" for each in records):
+    if (
+        run.failures
+        or run.has_failed
+        or any(_is_failure(each) or each.outcome == Outcome.GATE_FAILED for each in records)
+    ):
         return "red"
-    return "yellow" if any(record.outcome == "inconclusive" for record in records) else "green"
+    return "yellow" if any(record.outcome == Outcome.INCONCLUSIVE for record in records) else "green"
 
 
 def _cause(records: list[Record]) -> str:
@@ -101,7 +101,10 @@ def _about_one(group: list[Record], records: list[Record], times: Times, why_not
     judged = [record for record in group if _is_judged(record)]
     is_failed = any(_is_failure(record) for record in group)
     built = [
-        build.arch for record in group if record.kind == "build" and record.outcome == "ok" for build in record.builds
+        build.arch
+        for record in group
+        if record.kind == "build" and record.outcome == Outcome.OK
+        for build in record.builds
     ]
     parts = _failure_parts(group)
     if judged and not any(_is_failure(record) for record in judged):
@@ -122,7 +125,7 @@ def _failure_parts(group: list[Record]) -> list[str]:
     failed = [record for record in judged if _is_failure(record)]
     parts = []
     if failed:
-        count = f" in {len(failed)} of {len(judged)}" if failed[0].outcome != "not_built" else ""
+        count = f" in {len(failed)} of {len(judged)}" if failed[0].outcome != Outcome.NOT_BUILT else ""
         parts.append(f"{_words(failed[0])}{count}")
     others = [record for record in group if _is_failure(record) and not _is_judged(record)]
     parts += [f"{'gate: ' * (record.kind == 'gate')}{_words(record)}" for record in others]
@@ -136,7 +139,7 @@ def _words(record: Record) -> str:
 def _about_many(by_variant: dict[str, list[Record]], records: list[Record], times: Times, why_not_run: str) -> str:
     """How many variants are in which state, and the fastest right one."""
     states = Counter(state_of(group) for group in by_variant.values())
-    counts = [f"{states[state]} {state}" for state in STATES if states[state]]
+    counts = [f"{states[state]} {state}" for state in State if states[state]]
     parts = [f"{len(by_variant)} variants: {', '.join(counts)}"]
     gates = [record for group in by_variant.values() for record in group if record.kind == "gate"]
     if verdicts := Counter(record.gate.verdict if record.gate else "no verdict" for record in gates):
@@ -144,23 +147,22 @@ def _about_many(by_variant: dict[str, list[Record]], records: list[Record], time
     fastest = _fastest(times)
     if fastest:
         parts.append(_about_fastest(fastest, records, times))
-    elif why_not_run and states["only built"]:
-        first = next(name for name, group in by_variant.items() if state_of(group) == "only built")
+    elif why_not_run and states[State.ONLY_BUILT]:
+        first = next(name for name, group in by_variant.items() if state_of(group) is State.ONLY_BUILT)
         parts.append(_not_timed(first, [], why_not_run))
     return "; ".join([*parts, *_failed_companions(records)])
 
 
-def state_of(group: list[Record]) -> str:
-    """The state of the variant of these records, one of `STATES`.
+def state_of(group: list[Record]) -> State:
+    """The state of the variant of these records.
 
     A variant is wrong only if an output or a property was judged to be wrong, and a cheat only if that was proven.
     """
-    failures = {record.outcome for record in group if _is_failure(record)}
-    if failures:
-        return next((state for outcome, state in WORST_FIRST if outcome in failures), "failed")
+    if failures := {record.outcome.state for record in group if _is_failure(record)}:
+        return next(state for state in WORST_FIRST if state in failures)
     if any(_is_judged(record) for record in group):
-        return "right"
-    return "only built" if all(record.kind == "build" for record in group) else "not judged"
+        return State.RIGHT
+    return State.ONLY_BUILT if all(record.kind == "build" for record in group) else State.NOT_JUDGED
 
 
 def judged_counts(group: list[Record]) -> tuple[int, int]:
@@ -170,12 +172,12 @@ def judged_counts(group: list[Record]) -> tuple[int, int]:
 
 
 def _is_failure(record: Record) -> bool:
-    return record.outcome not in NO_FAILURE and not record.gate
+    return record.outcome.is_failure and not record.gate
 
 
 def _has_no_verdict(record: Record) -> bool:
     """Whether a gate ended before it could have a verdict."""
-    return record.outcome == "inconclusive" and record.gate is None
+    return record.outcome == Outcome.INCONCLUSIVE and record.gate is None
 
 
 def _is_judged(record: Record) -> bool:
@@ -187,11 +189,11 @@ def _tool_parts(group: list[Record]) -> list[str]:
     """What the gates, the profiler and the sanitizers say."""
     parts = [f"gate {record.gate.verdict} (< {record.gate.ratio:g} x baseline)" for record in group if record.gate]
     parts += ["no verdict"] * any(_has_no_verdict(record) for record in group)
-    profiles = {record.outcome for record in group if record.kind == "profile"} & {"ok", "not_measured"}
-    parts += ["profiled" if "ok" in profiles else "not profiled"] if profiles else []
-    clean = [record.sanitized.tool for record in group if record.sanitized and record.outcome == "ok"]
+    profiles = {record.outcome for record in group if record.kind == "profile"} & {Outcome.OK, Outcome.NOT_MEASURED}
+    parts += ["profiled" if Outcome.OK in profiles else "not profiled"] if profiles else []
+    clean = [record.sanitized.tool for record in group if record.sanitized and record.outcome == Outcome.OK]
     parts += [f"clean under {', '.join(dict.fromkeys(clean))}"] if clean else []
-    is_unchecked = any(record.kind == "sanitize" and record.outcome == "not_measured" for record in group)
+    is_unchecked = any(record.kind == "sanitize" and record.outcome == Outcome.NOT_MEASURED for record in group)
     return [*parts, *(["not checked by compute-sanitizer"] if is_unchecked and not clean else [])]
 
 
@@ -281,7 +283,7 @@ def _of_shape(records: list[Record], shape: str) -> list[Record]:
 def _next_command(subjects: list[Record], records: list[Record], times: Times, run: RunFacts) -> str:
     """The last line: a command behind a few words; empty if the command of this run would only be repeated."""
     failed = [record for record in (*subjects, *records) if _is_failure(record)]
-    undecided = [record for record in subjects if record.outcome == "inconclusive"]
+    undecided = [record for record in subjects if record.outcome == Outcome.INCONCLUSIVE]
     if failed or undecided:
         return f"rerun: {(failed or undecided)[0].rerun_command}"
     bottlenecks = [record.nsight.longest.bottleneck for record in subjects if record.nsight and record.nsight.longest]

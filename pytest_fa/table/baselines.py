@@ -8,6 +8,7 @@ import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.records.agreement import is_unconfirmed
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
 
@@ -17,7 +18,7 @@ def best_baseline(records: list[Record]) -> Record | None:
 
     If other variants were timed on the GPU, a time on the CPU is no baseline.
     """
-    failed = {record.variant for record in records if record.outcome != "ok"}
+    failed = {record.variant for record in records if record.outcome != Outcome.OK}
     timed = [(each.speed, each) for each in records if each.speed and not is_unconfirmed(each.speed)]
     on_gpu = any(not speed.is_on_cpu for speed, _ in timed)
     baselines = [

@@ -6,46 +6,10 @@ from collections.abc import Iterable
 
 from pytest_fa.catalog.case import AXES, Computes
 from pytest_fa.records.judged import WITH_POISON, Bound, Check, CrossCheck, Diagnosis, Index, Repeats
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 
-# The words before a record's message.  Pytest shows the first line of a failure in its summary, cut at the width of the
-# terminal, so it begins with the cause; the test's id is in front of it already.
-HEADLINES = {
-    "wrong": "wrong: ",
-    "cheat": "cheat: ",
-    "failed": "",
-    "unsupported": "refused: ",
-    "launch_failed": "",
-    "device_error": "CUDA context lost: ",
-    "crashed": "",
-    "hung": "",
-    "not_built": "not built: ",
-    "build_changed": "",
-    "over_limit": "over the limit: ",
-    "gate_failed": "gate ",
-    "inconclusive": "no verdict: ",
-    "not_measured": "",
-    "hazard": "",
-}
-# The same outcomes as the title of a failure on a page, where no message follows.
-TITLES = {
-    "wrong": "wrong result",
-    "cheat": "tampered with the judge",
-    "failed": "failed",
-    "unsupported": "refused a case that its manifest supports",
-    "launch_failed": "did not launch",
-    "device_error": "lost its CUDA context",
-    "crashed": "crashed its process",
-    "hung": "hung",
-    "not_built": "was not built",
-    "build_changed": "has a file that changed after it was checked",
-    "over_limit": "exceeds the limits of its manifest",
-    "gate_failed": "failed the gate",
-    "inconclusive": "has no verdict",
-    "not_measured": "was not measured",
-    "hazard": "is not clean under compute-sanitizer",
-}
-ADVICE = {"unsupported": "the manifest supports this case; state in `supports` what the kernel refuses"}
+ADVICE = {Outcome.UNSUPPORTED: "the manifest supports this case; state in `supports` what the kernel refuses"}
 
 
 def failure_text(record: Record, of_features: Iterable[str] = ()) -> str:
@@ -55,7 +19,7 @@ def failure_text(record: Record, of_features: Iterable[str] = ()) -> str:
     """
     first_line, *details = record.message.splitlines() or [""]
     cause = record.diagnosis.cause.removeprefix("wrong ") if record.diagnosis else ""
-    lines = [f"{HEADLINES[record.outcome]}{first_line}{f': {cause}' if cause else ''}", *details]
+    lines = [f"{record.outcome.headline}{first_line}{f': {cause}' if cause else ''}", *details]
     lines += [f"  {ADVICE[record.outcome]}"] if record.outcome in ADVICE else []
     stages = ", ".join(f"{stage.name} {stage.state}" for stage in record.stages)
     lines.append(f"  stages: {stages}")

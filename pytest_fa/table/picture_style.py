@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from pytest_fa.catalog.case import Case
 from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.record import Record
-from pytest_fa.table.answer import NO_FAILURE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +41,7 @@ def usable_times(records: Iterable[Record]) -> list[Record]:
     Sweeps, such as `ws_p2@STAGES=3`, are omitted.
     """
     records = list(records)
-    failed = {(each.variant, each.case.shape_id) for each in records if each.case and each.outcome not in NO_FAILURE}
+    failed = {(each.variant, each.case.shape_id) for each in records if each.case and each.outcome.is_failure}
     return [
         each
         for each in records

@@ -12,6 +12,7 @@ import msgspec
 from pytest_fa.records.agreement import is_call_too_short, is_unconfirmed
 from pytest_fa.records.built import Build, Kernel
 from pytest_fa.records.ceilings import Ceilings
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio, is_noisy, is_wide_ratio
 from pytest_fa.records.timing import ON_CPU, Speed
@@ -89,7 +90,7 @@ def make_groups(
     build_rows = tuple(row for record in builds for row in _build_rows(record))
     shapes: dict[str, list[list[Record]]] = {}
     for (shape, _), group in by_key.items():
-        if any(record.outcome != "ok" or not _has_no_row(record) for record in group):
+        if any(record.outcome != Outcome.OK or not _has_no_row(record) for record in group):
             shapes.setdefault(shape, []).append(group)
     groups_of_shapes = (_shape_group(shape, groups, ceilings, shapes) for shape, groups in shapes.items())
     return [
@@ -156,19 +157,21 @@ def _place(group: list[Record]) -> tuple[int, float]:
     device_us = speed.device.median_us if speed else math.inf
     if group[0].role in NOT_ATTENTION:
         return 2, device_us
-    return (0, device_us) if speed and all(record.outcome == "ok" for record in group) else (1, device_us)
+    return (0, device_us) if speed and all(record.outcome == Outcome.OK for record in group) else (1, device_us)
 
 
 def property_lines(records: list[Record]) -> list[str]:
     """How many properties hold, of those that were tested; no line if there are none."""
-    outcomes = [record.outcome for record in records if record.kind == "property" and record.outcome != "not_built"]
-    return [f"properties: {outcomes.count('ok')} of {len(outcomes)} hold"] if outcomes else []
+    outcomes = [
+        record.outcome for record in records if record.kind == "property" and record.outcome != Outcome.NOT_BUILT
+    ]
+    return [f"properties: {outcomes.count(Outcome.OK)} of {len(outcomes)} hold"] if outcomes else []
 
 
 def claim_lines(records: list[Record]) -> list[str]:
     """How many outputs are right at cases that were added for what manifests claim; no line if there are none."""
-    outcomes = [record.outcome for record in records if record.is_claim and record.outcome != "not_built"]
-    counts = f"{outcomes.count('ok')} of {len(outcomes)}"
+    outcomes = [record.outcome for record in records if record.is_claim and record.outcome != Outcome.NOT_BUILT]
+    counts = f"{outcomes.count(Outcome.OK)} of {len(outcomes)}"
     return [f"claims: {counts} other dtypes, head_dims, masks, layouts and groupings are right"] if outcomes else []
 
 
@@ -273,8 +276,8 @@ def _build_rows(record: Record) -> list[Row]:
 
     If a build failed, the record has the builds of the other architectures; the failure has a row of its own.
     """
-    is_missing = record.outcome == "not_built"
-    result = "built" if record.outcome == "ok" or is_missing else _upper_case_outcome(record)
+    is_missing = record.outcome == Outcome.NOT_BUILT
+    result = "built" if record.outcome == Outcome.OK or is_missing else _upper_case_outcome(record)
     rows = [Row(record.variant, build.arch, result, **_build_cells(build)) for build in record.builds]
     failed = [Row(record.variant, NOTHING, _upper_case_outcome(record))] if is_missing or not rows else []
     return [*failed, *rows]
@@ -304,11 +307,13 @@ def _checks(records: list[Record]) -> str:
     What was not built was not judged, so it has no count.
     """
     counted = [each for each in records if each.kind != "gate"] or records
-    judged = [each for each in counted if each.check is not None or each.kind == "property" or each.outcome != "ok"]
-    failed = [record for record in judged if record.outcome != "ok"]
+    judged = [
+        each for each in counted if each.check is not None or each.kind == "property" or each.outcome != Outcome.OK
+    ]
+    failed = [record for record in judged if record.outcome != Outcome.OK]
     if not judged:
         return "not checked"
-    if failed and failed[0].outcome == "not_built":
+    if failed and failed[0].outcome == Outcome.NOT_BUILT:
         return _upper_case_outcome(failed[0])
     if failed:
         return f"{_upper_case_outcome(failed[0])} {len(failed)}/{len(judged)}"

@@ -9,10 +9,11 @@ from pytest_fa.catalog.claims import Unjudged, unjudged
 from pytest_fa.catalog.plan import Plan
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.options.options import Options
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 
-JUDGED_KINDS = ("correct", "speed")
-NOT_JUDGED = ("not_built", "build_changed", "not_measured", "unsupported")  # outcomes
+CASE_KINDS = ("correct", "speed")  # whose case is one of the claims; a property has cases of its own
+NOT_JUDGED = (Outcome.NOT_BUILT, Outcome.BUILD_CHANGED, Outcome.NOT_MEASURED, Outcome.UNSUPPORTED)
 
 
 def unjudged_lines(records: Iterable[Record], plan: Plan, options: Options) -> list[str]:
@@ -22,7 +23,7 @@ def unjudged_lines(records: Iterable[Record], plan: Plan, options: Options) -> l
     """
     judged: dict[str, list[Case]] = {}
     for record in records:
-        if record.case is not None and record.kind in JUDGED_KINDS and record.outcome not in NOT_JUDGED:
+        if record.case is not None and record.kind in CASE_KINDS and record.outcome not in NOT_JUDGED:
             judged.setdefault(record.variant, []).append(record.case)
     names: dict[tuple[str, str], list[str]] = {}
     for variant in (each for each in plan.runnable if each.name in judged):

@@ -6,12 +6,14 @@ stranger's process says: it may end a job, but it is never evidence that a resul
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
 
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Variant
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.ranges import Natural
 from pytest_fa.records.timing import LaunchedKernel, NodeTime, Order
 
@@ -286,8 +288,19 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     profiled: ProfilerReport | None = None
 
 
-Ending = Literal["crashed", "hung", "failed"]  # how a process was lost
-ProblemKind = Literal["unsupported", "launch_failed", "device_error", "wrong", "cheat", "cannot_capture", "failed"]
+Ending = Literal[Outcome.CRASHED, Outcome.HUNG, Outcome.FAILED]  # how a process was lost
+
+
+class ProblemKind(StrEnum):
+    """Which exception ended a command: that of an outcome, or one that has none."""
+
+    UNSUPPORTED = Outcome.UNSUPPORTED
+    LAUNCH_FAILED = Outcome.LAUNCH_FAILED
+    DEVICE_ERROR = Outcome.DEVICE_ERROR
+    WRONG = Outcome.WRONG
+    CHEAT = Outcome.CHEAT
+    FAILED = Outcome.FAILED
+    CANNOT_CAPTURE = "cannot_capture"
 
 
 class CallProblem(msgspec.Struct, frozen=True, tag="problem"):

@@ -12,8 +12,9 @@ from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.earlier import upgrade_job
 from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import ArmOrder, SamplePlan
-from pytest_fa.records.record import Outcome, Stage, StageName
+from pytest_fa.records.record import Stage, StageName
 from pytest_fa.records.timing import CallNodes, ProfilerTime, Speed
 
 WATCHDOG_SECONDS = 10.0

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from pytest_fa.errors import ChangedBuild, DeviceLost, LaunchError, Tampering, UnsupportedCase, WrongResult
-from pytest_fa.records.record import Outcome, Stage, StageName
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import Stage, StageName
 from pytest_fa.wire.compiling import CompilingCalls
 from pytest_fa.wire.jobs import CaseResult, Job, Progress
 
@@ -25,13 +26,13 @@ class Limited(Protocol):
 ReportProgress = Callable[[Progress], object]
 
 # `caught_by` names the checks that detected a fault.  For these outcomes no check ran, so it has a fixed name.
-CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
-    "failed": ("exception",),
-    "launch_failed": ("launch",),
-    "device_error": ("device error",),
-    "build_changed": ("hash of the build",),
+CAUGHT_BY_OUTCOME: dict[Outcome, tuple[str, ...]] = {
+    Outcome.FAILED: ("exception",),
+    Outcome.LAUNCH_FAILED: ("launch",),
+    Outcome.DEVICE_ERROR: ("device error",),
+    Outcome.BUILD_CHANGED: ("hash of the build",),
 }
-CAUGHT_BY_ENDING = {"hung": ("watchdog",), "crashed": ("isolation",), "failed": ("isolation",)}
+CAUGHT_BY_ENDING = {Outcome.HUNG: ("watchdog",), Outcome.CRASHED: ("isolation",), Outcome.FAILED: ("isolation",)}
 
 JUDGE_SECONDS = 5.0  # more than the watchdog's time, within which the judge has told of a launch that hangs
 WORK_LIMIT_SECONDS = 300.0  # for a step that is not a launch: starting CUDA, loading, truth in float64
@@ -103,11 +104,11 @@ def most_progress_seconds(watchdog_seconds: float) -> float:
 def outcome_of(problem: Exception) -> Outcome:
     """The outcome that an exception becomes; `failed` for every type that is not in the table."""
     outcomes: dict[type[Exception], Outcome] = {
-        ChangedBuild: "build_changed",
-        UnsupportedCase: "unsupported",
-        LaunchError: "launch_failed",
-        DeviceLost: "device_error",
-        Tampering: "cheat",  # before WrongResult, which it is as well
-        WrongResult: "wrong",
+        ChangedBuild: Outcome.BUILD_CHANGED,
+        UnsupportedCase: Outcome.UNSUPPORTED,
+        LaunchError: Outcome.LAUNCH_FAILED,
+        DeviceLost: Outcome.DEVICE_ERROR,
+        Tampering: Outcome.CHEAT,  # before WrongResult, which it is as well
+        WrongResult: Outcome.WRONG,
     }
-    return next((name for kind, name in outcomes.items() if isinstance(problem, kind)), "failed")
+    return next((name for kind, name in outcomes.items() if isinstance(problem, kind)), Outcome.FAILED)

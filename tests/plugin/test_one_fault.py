@@ -40,7 +40,6 @@ supports: {device: [cpu], dtype: [fp16, bf16]}
 """
 
 OWN = """\
-import pytest
 
 
 @pytest.mark.xfail(reason="known")

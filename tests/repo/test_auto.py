@@ -15,6 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.suites import SUITES
 from pytest_fa.records.log import read_records
+from pytest_fa.records.outcome import Outcome
 
 REPOSITORY = Path(__file__).parents[2]
 TABLE = {
@@ -112,7 +113,7 @@ def test_the_table_ranks_correct_variants() -> None:
     records = read_records(REPOSITORY / "profiles" / "nvidia-h200" / "minimal.jsonl")
     (table,) = choices.choices(records).values()
     assert [list(row["device_us"]) for row in table["fp16-d64-none"]] == [["minimal"]] * len(table["fp16-d64-none"])
-    with_failure = [*records, msgspec.structs.replace(records[0], outcome="wrong")]
+    with_failure = [*records, msgspec.structs.replace(records[0], outcome=Outcome.WRONG)]
     assert choices.choices(with_failure) == {}
 
 

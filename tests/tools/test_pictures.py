@@ -16,6 +16,7 @@ from pytest_fa.catalog.suites import TARGET_SHAPE
 from pytest_fa.records.ceilings import Ceilings, write_ceilings
 from pytest_fa.records.judged import Bound
 from pytest_fa.records.log import save_records
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Ablation, Environment, Record, Source
 from pytest_fa.records.timing import Agreement, Timing
 from pytest_fa.table.picture_style import apart
@@ -122,7 +123,7 @@ def test_a_wrong_or_unconfirmed_time_is_not_drawn() -> None:
     assert records[0].speed is not None
     denied = msgspec.structs.replace(records[0].speed, agreement=Agreement(False, "the clocks differ"))
     records[0] = msgspec.structs.replace(records[0], speed=denied)
-    records[1] = msgspec.structs.replace(records[1], outcome="wrong")
+    records[1] = msgspec.structs.replace(records[1], outcome=Outcome.WRONG)
     assert ladder_picture(records) is None
 
 

@@ -8,6 +8,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.log import read_records
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
 from pytest_fa.table.rows import NOTHING
@@ -47,7 +48,7 @@ def _timed(folder: Path, variant: str) -> Timed:
 
 
 def _correct(folder: Path, variant: str) -> list[Record]:
-    return [record for record in read_records(folder / f"{variant}.jsonl") if record.outcome == "ok"]
+    return [record for record in read_records(folder / f"{variant}.jsonl") if record.outcome == Outcome.OK]
 
 
 def _row(own: tuple[Case, Speed], ceilings: Ceilings, others: list[tuple[Case, Speed] | None]) -> list[str]:

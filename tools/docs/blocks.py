@@ -18,6 +18,7 @@ from pytest_fa.features.selftest.exploit_lines import exploit_rows, twin_rows
 from pytest_fa.options.flags import all_options
 from pytest_fa.records.ceilings import read_ceilings
 from pytest_fa.records.log import read_records
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
 from pytest_fa.records.tool_results import CountedKernel
@@ -263,13 +264,13 @@ def _row(records: list[Record], variant: str, against_us: list[float]) -> list[s
     device_us = _device_us(records, variant)
     first = records[0]
     speed = next(each.speed for each in records if each.speed)
-    judged = [each for each in records if each.check is not None or each.outcome != "ok"]
+    judged = [each for each in records if each.check is not None or each.outcome != Outcome.OK]
     is_overhead = first.role == "overhead"
     kernels = launched_kernels([each for each in records if each.builds] or records)
     assert first.case is not None  # noqa: S101  # every record of _shape_records has a case
     return [
         f"`{variant}`",
-        f"{sum(each.outcome == 'ok' for each in judged)}/{len(judged)}" if judged else "not checked",
+        f"{sum(each.outcome == Outcome.OK for each in judged)}/{len(judged)}" if judged else "not checked",
         f"{device_us:.2f}",
         f"{speed.call.median_us:.2f}" if speed else "-",
         "-" if is_overhead else f"{first.case.flops_per_call / device_us / 1e6:.2f}",

@@ -13,6 +13,7 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.built import Kernel
 from pytest_fa.records.log import read_records
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
 from pytest_fa.table.rows import launched_kernels
@@ -150,7 +151,7 @@ def in_order(variants: Iterable[Variant]) -> list[Variant]:
 
 def _row(rung: Rung, compared_us: list[float | None]) -> list[str]:
     all_records = [record for records in rung.records for record in records]
-    judged = [each for each in all_records if each.check is not None or each.outcome != "ok"]
+    judged = [each for each in all_records if each.check is not None or each.outcome != Outcome.OK]
     rung_us = _device_us(rung.records[0])
     built = [each for each in rung.records[0] if each.builds]
     kernels = launched_kernels(built) if built else []
@@ -158,7 +159,7 @@ def _row(rung: Rung, compared_us: list[float | None]) -> list[str]:
     return [
         f"`{rung.variant.name}`",
         str(rung.changed_lines) if rung.changed_lines is not None else NOTHING,
-        f"{sum(each.outcome == 'ok' for each in judged)}/{len(judged)}" if judged else "not measured",
+        f"{sum(each.outcome == Outcome.OK for each in judged)}/{len(judged)}" if judged else "not measured",
         *(_marked_us(records) for records in rung.records),
         *(_figure(rung_us / us if rung_us and us else None, 3) for us in compared_us),
         *_resources(kernels, speed),

@@ -22,6 +22,7 @@ from pytest_fa.features.gate.plugin import GateOptions, ratio_of
 from pytest_fa.host.fork_server import servers_of_run
 from pytest_fa.options import values
 from pytest_fa.records.environment import find_other_gpu_processes
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable
 from pytest_fa.session.refusals import Refused
@@ -98,7 +99,7 @@ def _record_of_variant(kind: Kind, name: str, case: Case, settings: Settings, so
             raise UsageProblem(f"function: the output of {name} cannot be checked: {reason} (role {variant.role})")
         _start(session, variant)
         record = session.runner.run(variant, case, kind)
-        if record.outcome == "not_built":
+        if record.outcome == Outcome.NOT_BUILT:
             record = msgspec.structs.replace(record, message=session.judge_build(variant).message)
         return record
 
@@ -113,7 +114,7 @@ def _record_of_function(kind: Kind, function: Function, case: Case, settings: Se
     session.builds.say = _say
     session.runner.other_gpu_processes = find_other_gpu_processes(servers_of_run())
     record = session.runner.run(variant_for(function, case), case, kind)
-    if record.outcome == "unsupported":  # no manifest says that the function supports the case
+    if record.outcome == Outcome.UNSUPPORTED:  # no manifest says that the function supports the case
         reason = record.message.partition("\n")[0]  # without a traceback
         raise Refused(f"{name_of(function)} does not support {case.id}: {reason}")
     keywords = {"repeats": soak, "tolerance": settings.tolerance}

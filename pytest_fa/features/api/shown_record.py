@@ -10,6 +10,7 @@ import msgspec
 
 from pytest_fa.features.gate.decision import CONFIDENCE
 from pytest_fa.features.gate.gate_lines import gate_details, gate_lines
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable_struct
 from pytest_fa.table.failure import failure_text, repeats_line
@@ -26,7 +27,7 @@ class ShownRecord(Record, frozen=True):
     @property
     def ok(self) -> bool:
         """Whether the outcome is `ok`: the output is correct, or the gate's verdict is PASS."""
-        return self.outcome == "ok"
+        return self.outcome == Outcome.OK
 
     def __repr__(self) -> str:
         return as_text(self)
@@ -90,7 +91,7 @@ def _small_table(record: Record) -> SmallTable:
         columns, rows = (VARIANT, *BUILD_COLUMNS), make_rows([record])
     filled = [column for column in columns if any(getattr(row, column.field) != NOTHING for row in rows)]
     cells = tuple(tuple(str(getattr(row, column.field)) for column in filled) for row in rows)
-    if record.outcome != "ok":
+    if record.outcome != Outcome.OK:
         lines = failure_text(record, gate_details(record)).splitlines()
     else:
         lines = [repeats_line(record.repeats).strip()] if record.repeats else []

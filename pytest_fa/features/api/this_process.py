@@ -16,6 +16,7 @@ from pytest_fa.catalog.variant import Entry, Limits, Supports, Variant
 from pytest_fa.errors import DeviceLost, UsageProblem, WrongResult
 from pytest_fa.host.answers import LostWorker, result_without_worker
 from pytest_fa.host.profiler_workers import ProfilerWorkers
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.wire.jobs import CaseJob, CaseResult, ProfilerJob, ProfilerResult, Progress, decode_answer, encode
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class ThisProcess(ProfilerWorkers):
                 result = run_case(job, reports.append, candidate)
         except SystemExit as end:  # a kernel must not end the script that checks it
             message = f"crashed: {_exit_status(end)} in stage {reports[-1].stage}; the function called sys.exit"
-            result = result_without_worker(job, LostWorker("crashed", message, reports[-1]))
+            result = result_without_worker(job, LostWorker(Outcome.CRASHED, message, reports[-1]))
         result = msgspec.structs.replace(result, message=result.message.replace(CALL_HINT, self._call_hint))
         received = decode_answer(encode(result))  # the same values as from a worker
         assert isinstance(received, CaseResult)  # noqa: S101  # it was encoded above

@@ -16,16 +16,16 @@ import msgspec
 
 from pytest_fa.errors import FaError
 from pytest_fa.features.bundle.archive import read_archive
-from pytest_fa.features.bundle.bundle_manifest import MANIFEST, NOT_A_FAILURE, BundleManifest, read_manifest
+from pytest_fa.features.bundle.bundle_manifest import MANIFEST, BundleManifest, read_manifest
 from pytest_fa.features.bundle.replay import Answer, Replay
 from pytest_fa.features.bundle.seal import SEAL
 from pytest_fa.features.bundle.verify import verify_bundle
 from pytest_fa.records.files import read_stream
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
-WARNED = frozenset({"not_measured", "inconclusive"})
 REPLAYED_AS: dict[Answer, str] = {"REPRODUCED": "passedTests", "NOT REPRODUCED": "failedTests"}
 
 
@@ -107,6 +107,6 @@ def _configuration(source_tree: str, digest: str) -> list[dict[str, Any]]:
 
 
 def _result_of(record: Record) -> Literal["passed", "warned", "failed"]:
-    if record.outcome in WARNED:
+    if not record.outcome.is_verdict:
         return "warned"
-    return "passed" if record.outcome in NOT_A_FAILURE else "failed"
+    return "passed" if record.outcome == Outcome.OK else "failed"

@@ -11,15 +11,13 @@ import yaml
 from pytest_fa.catalog.yaml_file import StrictLoader
 from pytest_fa.errors import FaError
 from pytest_fa.records.built import Build
+from pytest_fa.records.outcome import UNDECIDED_STATUS, Outcome
 from pytest_fa.records.record import Environment, Record, Source
 from pytest_fa.records.written import WrittenRecords
 
 MANIFEST_SCHEMA = 3
 MANIFEST = "artifacts/manifest.yaml"
 RESULTS = "artifacts/"  # where results are, and no sources
-# pytest's exit statuses that a run with these outcomes may have; any failure wins over a gate without a verdict.
-INCONCLUSIVE_STATUS = 10
-NOT_A_FAILURE = frozenset({"ok", "not_measured", "inconclusive"})
 
 
 class BundleManifestProblem(FaError):
@@ -91,7 +89,7 @@ def outcomes_of(records: Sequence[Record]) -> dict[str, dict[str, int]]:
     """Return the number of records by kind and outcome."""
     kinds: dict[str, Counter[str]] = {}
     for record in records:
-        kinds.setdefault(record.kind, Counter())[record.outcome] += 1
+        kinds.setdefault(record.kind, Counter())[record.outcome.value] += 1
     return {kind: dict(counts) for kind, counts in kinds.items()}
 
 
@@ -101,12 +99,13 @@ def problem_of_status(status: int, records: Sequence[Record]) -> str:
     A status other than 0 is always possible: a test without a record may have failed.
     """
     outcomes = Counter(record.outcome for record in records)
-    failed = {outcome: count for outcome, count in outcomes.items() if outcome not in NOT_A_FAILURE}
-    if status in (0, INCONCLUSIVE_STATUS) and failed:
+    failed = {outcome: count for outcome, count in outcomes.items() if outcome.is_failure}
+    if status in (0, UNDECIDED_STATUS) and failed:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in failed.items())
         return f"pytest's exit status is {status}, but the records have {counts}"
-    if status == 0 and outcomes["inconclusive"]:
-        return f"pytest's exit status is 0, but the records have {outcomes['inconclusive']} gates without a verdict"
+    if status == 0 and outcomes[Outcome.INCONCLUSIVE]:
+        undecided = outcomes[Outcome.INCONCLUSIVE]
+        return f"pytest's exit status is 0, but the records have {undecided} gates without a verdict"
     return ""
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pytest_fa.catalog.case import Case
 from pytest_fa.records.earlier import OUTSIDE_SCHEMA
 from pytest_fa.records.judged import Bound, Check
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, RecordKind
 
 UNJUDGED_ROLES = ("overhead", "ablation")
@@ -47,7 +48,7 @@ SHARE_OF_U, EARLIER_SHARE_OF_U = 0.75, 0.5  # that the bound `max` allows beside
 
 def missing_evidence(record: Record) -> Iterator[str]:
     """Yield what a record with the outcome `ok` lacks, and what contradicts that outcome."""
-    if record.outcome != "ok" or record.kind == "selftest":
+    if record.outcome != Outcome.OK or record.kind == "selftest":
         return
     states: dict[str, str] = {stage.name: stage.state for stage in record.stages}
     for stage, count in Counter(each.name for each in record.stages).items():

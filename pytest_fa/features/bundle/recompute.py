@@ -24,6 +24,7 @@ from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.earlier import OUTSIDE_SCHEMA
 from pytest_fa.records.gated import Gate, GatePair
 from pytest_fa.records.judged import Bound, Check
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Record
 from pytest_fa.records.sampling import MOST_DROPPED, precision
@@ -66,13 +67,13 @@ def _of_identity(record: Record) -> Iterator[str]:
 
 def _of_outcome(record: Record) -> Iterator[str]:
     failed = [stage.name for stage in record.stages if stage.state == "failed"]
-    if record.outcome == "ok" and failed:
+    if record.outcome == Outcome.OK and failed:
         yield f"the outcome is ok, stage {failed[0]} failed"
-    if record.outcome == "ok" and record.check is not None and not record.check.passed:
+    if record.outcome == Outcome.OK and record.check is not None and not record.check.passed:
         yield "the outcome is ok, its check did not pass"
-    if record.outcome == "ok" and record.kind != "selftest" and record.caught_by:
+    if record.outcome == Outcome.OK and record.kind != "selftest" and record.caught_by:
         yield f"the outcome is ok, but it was caught by {', '.join(record.caught_by)}"
-    if record.outcome != "ok" and record.speed is not None:
+    if record.outcome != Outcome.OK and record.speed is not None:
         yield f"the outcome is {record.outcome}, but it has a time"
 
 

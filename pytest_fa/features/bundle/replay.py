@@ -35,6 +35,7 @@ from pytest_fa.features.bundle.questions import ReplayLevel, ReplaySelection, Re
 from pytest_fa.features.bundle.verify import verify_bundle
 from pytest_fa.records.files import read_record_file
 from pytest_fa.records.gated import Gate
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Environment, Record
 from pytest_fa.records.text import printable
 
@@ -44,7 +45,6 @@ ANSWERS: tuple[Answer, ...] = get_args(Answer)
 MOST_SECONDS = 4 * 3600.0
 MANIFEST_NAME = "variant.yaml"
 EVERYTHING = ReplaySelection()
-NO_VERDICT = frozenset(("inconclusive", "not_measured"))  # outcomes of gates that say nothing about the variant
 ResultKey = tuple[str, str]  # the kind and the id of a record
 
 
@@ -246,7 +246,7 @@ def _compare_builds(manifest: BundleManifest, new: list[Record]) -> Iterator[Rep
 
 
 def _compare_records(claim: Record, result: Record | None) -> tuple[Answer, str]:
-    if result is None or result.outcome == "not_measured":
+    if result is None or result.outcome == Outcome.NOT_MEASURED:
         return "NOT COMPARABLE", "it did not run here (no such device, or skipped)"
     if claim.gate is not None:
         return _compare_gates(claim, claim.gate, result)
@@ -262,7 +262,7 @@ def _compare_records(claim: Record, result: Record | None) -> tuple[Answer, str]
 def _compare_gates(claim: Record, gate: Gate, result: Record) -> tuple[Answer, str]:
     if claim.environment.gpu != result.environment.gpu:
         return "NOT COMPARABLE", f"other GPUs: {claim.environment.gpu} and {result.environment.gpu}"
-    if result.gate is None and result.outcome not in NO_VERDICT:
+    if result.gate is None and result.outcome.is_verdict:
         return "NOT REPRODUCED", f"the verdict was {gate.verdict}, here the gate ended as {_first_line(result)}"
     if result.gate is None or result.gate.verdict == "INCONCLUSIVE":
         return (

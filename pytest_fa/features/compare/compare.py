@@ -17,16 +17,17 @@ from pytest_fa.features.gate.intervals import PROCESS_SD
 from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.files import try_to_read
-from pytest_fa.records.record import Environment, Outcome, Record
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import Environment, Record
 from pytest_fa.records.timing import Speed
 
-# Sorted by how much they matter to a reader.
+# What changed between two sides, which no record has; sorted by how much it matters to a reader.
 RowVerdict = Literal[
     "wrong", "still wrong", "right", "slower", "faster", "stale", "not comparable", "gone", "new", "same"
 ]
 VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
-_BAD: tuple[Outcome, ...] = ("cheat", "wrong", "failed", "crashed", "hung", "launch_failed", "device_error")
-BAD: frozenset[Outcome] = frozenset((*_BAD, "not_built", "over_limit", "hazard"))
+# What makes a row wrong: all defects, but neither a refusal nor a file that changed, which say nothing of the results.
+BAD = {each for each in Outcome if each.defect} - {Outcome.UNSUPPORTED, Outcome.BUILD_CHANGED}
 NORMAL_995 = 2.807  # of a two-sided interval of 99.5 %, as in a gate: a comparison has hundreds of rows
 
 ProcessSd = Callable[[str | None], float]  # the known standard deviation of process means of a GPU, as a log-ratio

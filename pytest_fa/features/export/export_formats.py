@@ -21,6 +21,7 @@ import msgspec
 
 from pytest_fa.errors import UsageProblem
 from pytest_fa.records.agreement import is_unconfirmed
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Timing
 
@@ -217,7 +218,7 @@ def _timed(records: Sequence[Record]) -> Iterator[tuple[Record, Timing]]:
     """The records with a time that counts: their outputs are right, and the time is not known to be wrong."""
     for record in records:
         speed = record.speed
-        if speed and record.outcome == "ok" and not is_unconfirmed(speed):
+        if speed and record.outcome == Outcome.OK and not is_unconfirmed(speed):
             yield record, speed.device
 
 

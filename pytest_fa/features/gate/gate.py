@@ -41,9 +41,10 @@ from pytest_fa.features.gate.process_cost import ProcessCost, correction, expect
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import Gpu, find_gpu
 from pytest_fa.records.files import try_to_read
-from pytest_fa.records.gated import OLDER_BUILD, Gate, GatePair
+from pytest_fa.records.gated import OLDER_BUILD, Gate, GatePair, GateVerdict
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
-from pytest_fa.records.record import Outcome, Record, Stage
+from pytest_fa.records.record import Record, Stage
 from pytest_fa.session.builds import device_of
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import Refused
@@ -53,7 +54,11 @@ from pytest_fa.wire.jobs import Arm, ArmPair, CaseResult, PairedJob, PairedResul
 
 # Where the spread of a CPU is not known, a baseline may be a quarter slower than in the pilot: 3 % and twice this.
 UNKNOWN_SD = 0.11
-OUTCOMES: dict[str, Outcome] = {"PASS": "ok", "FAIL": "gate_failed", "INCONCLUSIVE": "inconclusive"}
+OUTCOMES: dict[GateVerdict, Outcome] = {
+    "PASS": Outcome.OK,
+    "FAIL": Outcome.GATE_FAILED,
+    "INCONCLUSIVE": Outcome.INCONCLUSIVE,
+}
 
 
 class GateQuestion(NamedTuple):
@@ -116,7 +121,7 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
             return msgspec.structs.replace(pilot, rerun_command=_rerun_command(runner, variant, question))
         arm_pairs = _arm_pairs(runner, variant, question, pilot)
     except NoVerdict as reason:
-        return _ended(runner, variant, question, "inconclusive", str(reason))
+        return _ended(runner, variant, question, Outcome.INCONCLUSIVE, str(reason))
     pilot_seconds = time.monotonic() - start
     process_sd, source = _known_sd(runner)
     gpus = gpu_hashes(question.gpus, runner.options.cache)
@@ -129,7 +134,7 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
         for count in ANALYSES:
             while len(results) < count * max(len(gpus), 1):
                 results += run_processes(_jobs(runner, variant, arm_pairs, seed, results, max(len(gpus), 1)))
-                if failed := next((result for result in results if result.outcome != "ok"), None):
+                if failed := next((result for result in results if result.outcome != Outcome.OK), None):
                     return _ended(runner, variant, question, failed.outcome, failed.message)
                 if line := correction(variant.name, cost, results, len(arm_pairs), max(len(gpus), 1)):
                     say(line)
@@ -145,7 +150,9 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
     gate = _gate(question, seed, samples, results, analysis, pilot, effect, (time.monotonic() - start, pilot_seconds))
     GateMemory.of(runner).gates.append(gate)
     outcome = OUTCOMES[gate.verdict]
-    record = _ended(runner, variant, question, outcome, "" if outcome == "ok" else f"{gate.verdict}: {gate.reason}")
+    record = _ended(
+        runner, variant, question, outcome, "" if outcome == Outcome.OK else f"{gate.verdict}: {gate.reason}"
+    )
     return msgspec.structs.replace(record, gate=gate)
 
 
@@ -338,8 +345,8 @@ def _announcement(
 def _ended(runner: CaseRunner, variant: Variant, question: GateQuestion, outcome: Outcome, message: str) -> Record:
     """The record of a gate with this outcome."""
     builds = tuple(each for each in runner.builds.of(variant) if isinstance(each, Build)) if variant.is_built else ()
-    stage = Stage("speed", "ok" if outcome == "ok" else "failed")
-    result = CaseResult(outcome, message, (stage,), () if outcome == "ok" else ("gate",))
+    stage = Stage("speed", "ok" if outcome == Outcome.OK else "failed")
+    result = CaseResult(outcome, message, (stage,), () if outcome == Outcome.OK else ("gate",))
     record = runner.records.make("gate", variant, None, result, builds)
     return msgspec.structs.replace(record, rerun_command=_rerun_command(runner, variant, question))
 

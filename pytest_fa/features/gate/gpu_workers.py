@@ -15,6 +15,7 @@ from pytest_fa.host.job_output import Live
 from pytest_fa.host.timing_lock import timing_lock
 from pytest_fa.records.environment import Gpu
 from pytest_fa.records.machine_identity import hash_of_gpu
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.wire.jobs import PairedJob, PairedResult
 
 # Runs one process of a gate for each job, the first job on the first GPU, and returns their results in this order.
@@ -69,7 +70,7 @@ def _live_of(number: int, show: Live, shown_by_one: Lock) -> Live:
 
 def _on_gpu(number: int, result: PairedResult) -> PairedResult:
     """The result of a process on one of several GPUs; a message says on which."""
-    if result.outcome == "ok":
+    if result.outcome == Outcome.OK:
         return result
     return msgspec.structs.replace(result, message=f"on GPU {number} of the gate: {result.message}")
 

@@ -19,6 +19,7 @@ from pytest_fa.plugin.markers import read_marker
 from pytest_fa.plugin.state import SESSION_KEY, progress_line, session_of
 from pytest_fa.plugin.terminal import Results
 from pytest_fa.records.files import try_to_read
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.table.failure import failure_text
 from pytest_fa.table.layout import Style, TextLine
@@ -63,7 +64,7 @@ class Hooks:
         """The lines of each gate; for a gate without a verdict the whole text, which pytest does not show."""
         lines: list[TextLine] = []
         for record in results.records:
-            if record.kind == "gate" and record.outcome == "inconclusive":
+            if record.kind == "gate" and record.outcome == Outcome.INCONCLUSIVE:
                 lines.append(TextLine(f"{record.id}: {failure_text(record, gate_details(record))}", "yellow"))
             elif gate := record.gate:
                 lines += [TextLine(line, STYLES.get(gate.verdict, "")) for line in gate_lines(record.variant, gate)]

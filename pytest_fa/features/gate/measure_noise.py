@@ -17,6 +17,7 @@ from pytest_fa.features.gate.noise import Noise
 from pytest_fa.host.client import Workers
 from pytest_fa.host.timing_lock import timing_lock
 from pytest_fa.records.environment import find_gpu, read_environment
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.source import read_source
 from pytest_fa.wire.jobs import Arm, ArmPair, PairedJob, PairedResult
@@ -58,7 +59,7 @@ def measure_noise(root: Path, processes: int, say: Callable[[str], object]) -> N
             seed = first_seed + number  # consecutive seeds give each order of set-up equally often
             plans = results[-1].plans if results else ()  # as in a gate
             result = workers.run_paired(PairedJob(arm_pairs, "cuda", "same_precision", seed, plans=plans))
-            if result.outcome != "ok":
+            if result.outcome != Outcome.OK:
                 raise CannotMeasure(f"process {number}: {result.outcome}: {result.message}")
             if any(pair.dropped for pair in result.arm_pairs):
                 raise CannotMeasure(f"process {number}: heat or the hardware slowed the GPU down; try again later")

@@ -16,6 +16,7 @@ from pytest_fa.errors import FaError
 from pytest_fa.features.gate.memory import GateMemory
 from pytest_fa.records.agreement import is_unconfirmed, why_unconfirmed
 from pytest_fa.records.costs import Costs
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import CallNodes, Speed
 from pytest_fa.session.case_runner import CaseRunner
@@ -84,7 +85,7 @@ def run_pilot(
     nodes: dict[tuple[str, str], CallNodes] = {}
     for case in cases:
         record = runner.run(variant, case, "speed")
-        if record.outcome != "ok":
+        if record.outcome != Outcome.OK:
             return msgspec.structs.replace(record, kind="gate")
         pilot.times[case.shape_id] = {variant.name: _confirmed_us(record)}
         timed.append(record)
@@ -161,7 +162,7 @@ def _timed(runner: CaseRunner, baselines: list[Variant], case: Case) -> dict[str
             continue
         except CannotRun as reason:
             raise NoVerdict(str(reason)) from None
-        if record.outcome != "ok":
+        if record.outcome != Outcome.OK:
             first_line = record.message.partition("\n")[0]  # without a traceback
             raise NoVerdict(f"{baseline.name} at {case.shape_id}: {record.outcome}: {first_line}")
         records[baseline.name] = record

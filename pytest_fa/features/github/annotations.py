@@ -8,8 +8,8 @@ from pathlib import Path
 from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.manifest import MANIFEST_NAME
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
-from pytest_fa.table.failure import TITLES
 
 MOST_OF_A_LEVEL = 10  # GitHub shows ten errors and ten warnings of a step
 MOST_CHARACTERS = 2000
@@ -21,15 +21,15 @@ def annotation_lines(records: list[Record], catalog: Catalog, workspace: Path) -
 
     `workspace` is the folder of the repository, from which GitHub counts paths.
     """
-    faults: dict[tuple[str, str], list[Record]] = {}
+    faults: dict[tuple[str, Outcome], list[Record]] = {}
     for record in records:
-        if record.outcome != "ok":
+        if record.outcome != Outcome.OK:
             faults.setdefault((record.variant, record.outcome), []).append(record)
     lines: dict[str, list[str]] = {"error": [], "warning": []}
     for (variant, outcome), group in faults.items():
-        level = "warning" if outcome == "inconclusive" else "error"
+        level = "warning" if outcome == Outcome.INCONCLUSIVE else "error"
         place = _properties(group[0], catalog, workspace)
-        lines[level].append(command(level, f"{variant}: {TITLES[group[0].outcome]}", _message(group), place))
+        lines[level].append(command(level, f"{variant}: {outcome.heading}", _message(group), place))
     return [line for level, of_level in lines.items() for line in _at_most(level, of_level)]
 
 
@@ -66,7 +66,7 @@ def _properties(record: Record, catalog: Catalog, workspace: Path) -> dict[str, 
     path = source_of(record.variant, catalog)
     if path is None:
         return {}
-    if record.outcome == "over_limit" and (path.parent / MANIFEST_NAME).is_file():
+    if record.outcome == Outcome.OVER_LIMIT and (path.parent / MANIFEST_NAME).is_file():
         path = path.parent / MANIFEST_NAME  # the limits are there
     resolved, root = path.resolve(), workspace.resolve()
     if not resolved.is_relative_to(root):

@@ -14,9 +14,10 @@ from pathlib import Path
 from pytest_fa.features.export.exported_table import LEFT_COLUMNS, exported_table
 from pytest_fa.features.gate.gate_lines import gate_details, gate_lines
 from pytest_fa.records.ceilings import Ceilings
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.tool_results import DURATION
-from pytest_fa.table.failure import TITLES, failure_text
+from pytest_fa.table.failure import failure_text
 
 LIMIT_BYTES = 2**20  # GitHub drops the whole summary of a step if it is larger
 MOST_ROWS = 1000
@@ -53,7 +54,7 @@ def markdown_text(text: str) -> str:
 
 def _parts(records: list[Record], ceilings: Ceilings | None) -> Iterator[str]:
     """The pieces of the summary, none of which may be cut."""
-    failed = [record for record in records if record.outcome not in ("ok", "not_measured")]
+    failed = [record for record in records if record.outcome.exit_status != 0]
     environment = records[0].environment
     machine = markdown_text(environment.gpu or f"{environment.cpu}, no GPU")
     yield f"### Attention kernels on {machine}\n\n"
@@ -88,7 +89,7 @@ def _row(cells: list[str]) -> str:
 def _selftest(records: list[Record]) -> Iterator[str]:
     """The kernels of the self-test with an unexpected result; a number if there are none."""
     if records:
-        wrong = [record.variant for record in records if record.outcome != "ok"]
+        wrong = [record.variant for record in records if record.outcome != Outcome.OK]
         listed = f": {markdown_text(', '.join(wrong))}" if wrong else ""
         yield f"self-test: {len(wrong)} of {len(records)} kernels with an unexpected result{listed}\n\n"
 
@@ -102,7 +103,7 @@ def _failures(failed: list[Record]) -> Iterator[str]:
         count = f" ({len(group)} tests)" if len(group) > 1 else ""
         text = failure_text(group[0], gate_details(group[0]))
         shown = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
-        title = html.escape(f"{variant}: {TITLES[group[0].outcome]}{count}")
+        title = html.escape(f"{variant}: {group[0].outcome.heading}{count}")
         yield f"<details><summary>{title}</summary>\n\n<pre>\n{html.escape(shown)}\n</pre>\n\n</details>\n\n"
 
 

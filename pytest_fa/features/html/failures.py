@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pytest_fa.features.gate.gate_lines import gate_details
 from pytest_fa.features.html.error_map import MapRow, error_map_of
 from pytest_fa.records.record import Record
-from pytest_fa.table.failure import TITLES, failure_text
+from pytest_fa.table.failure import failure_text
 
 MOST_CHARACTERS = 8000  # of the text of one failure
 MOST_IDS = 20
@@ -39,7 +39,7 @@ def failures_of(records: list[Record]) -> Failures:
     """The failures of the records, as many as the page has space for; at least one if there is one."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        if record.outcome not in ("ok", "not_measured"):
+        if record.outcome.exit_status != 0:
             groups.setdefault((record.variant, record.outcome), []).append(record)
     left = BUDGET_BYTES + BYTES_PER_RECORD * len(records)
     parts: list[FailurePart] = []
@@ -58,7 +58,7 @@ def _failure_part(group: list[Record]) -> FailurePart:
     text = failure_text(first, gate_details(first))
     count = f" ({len(group)} tests)" if len(group) > 1 else ""
     return FailurePart(
-        title=f"{first.variant}: {TITLES[first.outcome]}{count}",
+        title=f"{first.variant}: {first.outcome.heading}{count}",
         text=text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}...",
         map_title=map_title,
         map_rows=map_rows,

@@ -12,7 +12,7 @@ from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio
 from pytest_fa.records.timing import Speed
-from pytest_fa.table.answer import FAILED_STATES, judged_counts, state_of
+from pytest_fa.table.answer import judged_counts, state_of
 from pytest_fa.table.baselines import compared_baseline
 from pytest_fa.table.rows import NOT_ATTENTION, NOTHING, launched_kernels
 from pytest_fa.table.static_code import GROUPS
@@ -147,7 +147,7 @@ def _finding(steps: list[Record], right: set[str], references: References) -> st
 
 
 def _is_usable(record: Record, group: list[Record]) -> bool:
-    return state_of(group) not in FAILED_STATES and not is_unconfirmed(_speed(record))
+    return not state_of(group).is_failure and not is_unconfirmed(_speed(record))
 
 
 def _step(record: Record, group: list[Record], scale: Scale, references: References) -> LadderStep:
@@ -167,7 +167,7 @@ def _step(record: Record, group: list[Record], scale: Scale, references: Referen
         tensor_instructions=str(tensor) if kernels else NOTHING,
         gap=f"{_device_us(record) / limit.least_us:.1f} x" if limit else NOTHING,
         status=f"{state}, {passed}/{judged}" if judged else state,
-        is_wrong=state in FAILED_STATES,
+        is_wrong=state.is_failure,
     )
 
 

@@ -14,6 +14,7 @@ from pytest_fa.features.html.strips import ClockLine, StripGroup, clock_lines, s
 from pytest_fa.features.html.surroundings import PropertyRow, commands_of, environment_rows
 from pytest_fa.records.ceilings import read_ceilings
 from pytest_fa.records.files import try_to_read
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.table.answer import RunFacts, answer_lines
 from pytest_fa.table.layout import TextLine
@@ -80,7 +81,7 @@ def selftest_table(records: list[Record]) -> PageTable | None:
     tested = [record for record in records if record.kind == "selftest"]
     texts = [(each.variant, ", ".join(each.caught_by) or "no check", each.outcome) for each in tested]
     rows = [
-        PageRow(tuple(PageCell(text, is_text=True) for text in row), "" if row[-1] == "ok" else "wrong")
+        PageRow(tuple(PageCell(text, is_text=True) for text in row), "" if row[-1] == Outcome.OK else "wrong")
         for row in texts
     ]
     headers = tuple(PageCell(header, is_text=True) for header in ("kernel", "rejected by", "result"))
@@ -93,10 +94,10 @@ def _answer(records: list[Record], run: RunFacts) -> tuple[TextLine, ...]:
     lines = answer_lines(records, run)
     if lines:
         return tuple(lines)
-    is_red = any(record.outcome != "ok" for record in records)
+    is_red = any(record.outcome != Outcome.OK for record in records)
     return (TextLine(f"self-test: {_selftest_words(records)}", "red" if is_red else "green"),)
 
 
 def _selftest_words(records: list[Record]) -> str:
-    wrong = sum(record.outcome != "ok" for record in records)
+    wrong = sum(record.outcome != Outcome.OK for record in records)
     return f"{wrong} of {len(records)} kernels with an unexpected result"

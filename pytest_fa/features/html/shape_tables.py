@@ -10,7 +10,7 @@ from pytest_fa.features.compare.compare import ratio_interval
 from pytest_fa.features.html.margins import worst_margins
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
-from pytest_fa.table.answer import FAILED_STATES, judged_counts, state_of
+from pytest_fa.table.answer import judged_counts, state_of
 from pytest_fa.table.baselines import compared_baseline
 from pytest_fa.table.layout import BUILD_COLUMNS, SHAPE_COLUMNS, VARIANT, Column
 from pytest_fa.table.rows import NOTHING, Row, RowGroup, make_groups, ratio_text
@@ -126,7 +126,7 @@ def _check_row(name: str, group: list[Record]) -> PageRow:
         PageCell(f"{worst.used:.2f}" if worst else NOTHING),
         PageCell(worst.shape_id if worst else NOTHING, is_text=True),
     )
-    return PageRow(cells, "wrong" if state in FAILED_STATES else "")
+    return PageRow(cells, "wrong" if state.is_failure else "")
 
 
 def _table_of(group: RowGroup, intervals: dict[tuple[str, str], str], *, is_open: bool) -> PageTable:

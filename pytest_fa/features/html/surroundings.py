@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pytest_fa.records.record import Environment, Record
-from pytest_fa.table.answer import NO_FAILURE
 from pytest_fa.table.rows import NOTHING
 
 LABELS = {"gpu": "GPU", "cpu": "CPU", "cuda": "CUDA", "pytest_fa": "pytest-fa"}
@@ -42,8 +41,8 @@ def environment_rows(records: list[Record]) -> tuple[PropertyRow, ...]:
 
 def commands_of(records: list[Record], main_shape: str | None) -> tuple[str, ...]:
     """The commands that repeat failures, gates and profiles, and for each variant its time at the main shape."""
-    first = [record for record in records if record.outcome not in NO_FAILURE or record.kind in ("gate", "profile")]
-    first.sort(key=lambda record: record.outcome in NO_FAILURE)
+    first = [record for record in records if record.outcome.is_failure or record.kind in ("gate", "profile")]
+    first.sort(key=lambda record: not record.outcome.is_failure)
     timed = [record for record in records if record.speed and record.case and record.case.shape_id == main_shape]
     commands = dict.fromkeys(record.rerun_command for record in (*first, *timed))
     hidden = [f"# and {len(commands) - MOST_COMMANDS} more, in the records"] if len(commands) > MOST_COMMANDS else []

@@ -21,27 +21,15 @@ from pytest_fa.features.judge_command.document import (
 )
 from pytest_fa.features.judge_command.question import COMMAND, Question
 from pytest_fa.records.gated import Gate
-from pytest_fa.records.record import Outcome, Record
-from pytest_fa.table.failure import HEADLINES
+from pytest_fa.records.outcome import Defect, Outcome
+from pytest_fa.records.record import Record
 
-# Outcomes of records that are no failures of the variant.
-NO_FAILURE: tuple[Outcome, ...] = ("ok", "not_measured", "inconclusive")
-STATUS_OF: dict[Outcome, Status] = {
-    "cheat": "cheat",
-    "wrong": "wrong",
-    "hazard": "wrong",
-    "not_built": "not_built",
-    "over_limit": "not_built",
-    "build_changed": "not_built",
-    "unsupported": "refused",
-    "failed": "crashed",
-    "launch_failed": "crashed",
-    "device_error": "crashed",
-    "crashed": "crashed",
-    "hung": "hung",
+STATUS_OF_GATE: dict[str, Status] = {
+    "PASS": Status.FASTER,
+    "FAIL": Status.SLOWER,
+    "INCONCLUSIVE": Status.UNDECIDED,
 }
-STATUS_OF_GATE: dict[str, Status] = {"PASS": "faster", "FAIL": "slower", "INCONCLUSIVE": "undecided"}
-JUDGED_KINDS = ("correct", "property")
+COUNTED_KINDS = ("correct", "property")  # the checks; what is timed is judged as well
 MOST_CHARACTERS = 20_000  # of a message in the document; the record has all of it
 
 
@@ -56,8 +44,8 @@ class RunResult:
     @property
     def failure(self) -> Record | None:
         """The record of the proven cheat, else of the first failure; None if nothing failed."""
-        failed = [record for record in self.records if record.outcome not in NO_FAILURE and not record.gate]
-        return next((record for record in failed if record.outcome == "cheat"), failed[0] if failed else None)
+        failed = [record for record in self.records if record.outcome.is_failure and not record.gate]
+        return next((record for record in failed if record.outcome == Outcome.CHEAT), failed[0] if failed else None)
 
     @property
     def gate(self) -> Gate | None:
@@ -73,20 +61,26 @@ def conclude(variant: Variant, run: RunResult) -> tuple[Status, str]:
     name, failure, gate = variant.name, run.failure, run.gate
     if failure is not None:
         first_line = failure.message.partition("\n")[0]
-        return STATUS_OF[failure.outcome], f"{failure.id}: {HEADLINES[failure.outcome]}{first_line}"
+        return status_of(failure.outcome), f"{failure.id}: {failure.outcome.headline}{first_line}"
     if run.problem:
-        return "machine", run.problem
+        return Status.MACHINE, run.problem
     if unprotected := next((record.unprotected for record in run.records if record.unprotected), ""):
-        return "machine", f"{name} was judged unprotected: {unprotected}"
-    if gate is not None and any(record.kind == "correct" and record.outcome == "ok" for record in run.records):
+        return Status.MACHINE, f"{name} was judged unprotected: {unprotected}"
+    if gate is not None and any(record.kind == "correct" and record.outcome == Outcome.OK for record in run.records):
         doubtless = far_slower(gate)
-        status: Status = "slower" if doubtless else STATUS_OF_GATE[gate.verdict]
+        status = Status.SLOWER if doubtless else STATUS_OF_GATE[gate.verdict]
         return status, f"{name} < {gate.ratio:g} x baseline: {doubtless}{gate.reason}"
-    undecided = next((record for record in run.records if record.outcome == "inconclusive"), None)
+    undecided = next((record for record in run.records if record.outcome == Outcome.INCONCLUSIVE), None)
     if undecided is not None:
-        return "undecided", f"{undecided.id}: no verdict: {undecided.message}"
+        return Status.UNDECIDED, f"{undecided.id}: no verdict: {undecided.message}"
     ((reason, _),) = run.not_run.most_common(1) or (("no test of it ran", 0),)
-    return "machine", f"{name} was not judged: {reason}"
+    return Status.MACHINE, f"{name} was not judged: {reason}"
+
+
+def status_of(outcome: Outcome) -> Status:
+    """The status of a failure.  A build that exceeds its limits is none that could be judged."""
+    defect = outcome.defect or Defect.WRONG  # a failed gate has measurements, so its verdict was taken before
+    return Status.NOT_BUILT if defect is Defect.OVER_LIMIT else Status(defect)
 
 
 def far_slower(gate: Gate) -> str:
@@ -124,7 +118,7 @@ def largest(ratios: tuple[JudgedRatio, ...]) -> JudgedRatio | None:
 
 def checks_of(run: RunResult) -> JudgedChecks:
     """How many cases and properties passed and failed, and why tests did not run."""
-    judged = [record.outcome == "ok" for record in run.records if record.kind in JUDGED_KINDS]
+    judged = [record.outcome == Outcome.OK for record in run.records if record.kind in COUNTED_KINDS]
     return JudgedChecks(sum(judged), len(judged) - sum(judged), dict(run.not_run.most_common()))
 
 
@@ -202,7 +196,7 @@ def next_steps(question: Question, status: Status, run: RunResult, *, on_gpu: bo
     """What to do or to type next, most useful first."""
     if run.failure is not None:
         return (*_after(question, status), f"one test alone: {run.failure.rerun_command}")
-    if status == "slower" and not bottlenecks_of(run):
+    if status == Status.SLOWER and not bottlenecks_of(run):
         command = shlex.join([*COMMAND, *question.words, "--ncu"])
         return (f"see what decides the time: {command}",) if on_gpu and not question.ncu else ()
     return _after(question, status)
@@ -210,14 +204,14 @@ def next_steps(question: Question, status: Status, run: RunResult, *, on_gpu: bo
 
 def _after(question: Question, status: Status) -> tuple[str, ...]:
     steps: dict[Status, tuple[str, ...]] = {
-        "faster": ("judge shapes with tails and masks as well: --suite=edge",) if not question.suite else (),
-        "cheat": ("docs/correctness.md#tampering says what counts as proof",),
-        "hung": ("if a launch may take so long, allow it: --watchdog=SECONDS",) if not question.watchdog else (),
-        "refused": ("state in `supports` of the manifest what the kernel refuses, or let it compute this case",),
-        "machine": ("see what this machine lacks: python -m pytest_fa doctor",),
-        "undecided": (
+        Status.FASTER: ("judge shapes with tails and masks as well: --suite=edge",) if not question.suite else (),
+        Status.CHEAT: ("docs/correctness.md#tampering says what counts as proof",),
+        Status.HUNG: ("if a launch may take so long, allow it: --watchdog=SECONDS",) if not question.watchdog else (),
+        Status.REFUSED: ("state in `supports` of the manifest what the kernel refuses, or let it compute this case",),
+        Status.MACHINE: ("see what this machine lacks: python -m pytest_fa doctor",),
+        Status.UNDECIDED: (
             "repeat it on a machine on which nothing else runs, or choose a ratio farther from the measured one",
         ),
-        "usage": (f"{shlex.join(COMMAND)} --help",),
+        Status.USAGE: (f"{shlex.join(COMMAND)} --help",),
     }
     return steps.get(status, ())

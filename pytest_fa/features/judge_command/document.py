@@ -5,43 +5,45 @@ Within one major version, fields are only added; the words of `status` and their
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from enum import StrEnum
+from typing import Annotated, Any
 
 import msgspec
 
 from pytest_fa.catalog.variant import Device
 from pytest_fa.records.judged import Bound, Index
+from pytest_fa.records.outcome import UNDECIDED_STATUS, Defect, Outcome
 from pytest_fa.records.ranges import Natural, Real, Seconds, Us
-from pytest_fa.records.record import Environment, Outcome, RecordKind, Source
+from pytest_fa.records.record import Environment, RecordKind, Source
 from pytest_fa.records.tool_results import BoundBy
 
 VERSION = "1.0"
 
-Status = Literal[
-    "faster",
-    "wrong",
-    "not_built",
-    "refused",
-    "crashed",
-    "hung",
-    "slower",
-    "usage",
-    "machine",
-    "undecided",
-    "cheat",
-]
-EXIT_STATUSES: dict[Status, int] = {
-    "faster": 0,
-    "wrong": 1,
-    "not_built": 1,
-    "refused": 1,
-    "crashed": 1,
-    "hung": 1,
-    "slower": 3,
-    "usage": 4,
-    "machine": 5,
-    "undecided": 10,
-    "cheat": 20,
+
+class Status(StrEnum):
+    """What the command says: the defect of the variant, or what the gate or this machine made of it."""
+
+    FASTER = "faster"
+    WRONG = Defect.WRONG
+    NOT_BUILT = Defect.NOT_BUILT
+    REFUSED = Defect.REFUSED
+    CRASHED = Defect.CRASHED
+    HUNG = Defect.HUNG
+    SLOWER = "slower"
+    USAGE = "usage"
+    MACHINE = "machine"
+    UNDECIDED = "undecided"
+    CHEAT = Defect.CHEAT
+
+
+EXIT_STATUSES = {
+    **dict.fromkeys(Status, 1),
+    Status.FASTER: 0,
+    Status.SLOWER: 3,
+    Status.USAGE: 4,
+    Status.MACHINE: 5,
+    Status.UNDECIDED: UNDECIDED_STATUS,
+    Status.CHEAT: 20,
 }
 
 
@@ -163,9 +165,15 @@ class JudgeDocument(msgspec.Struct, frozen=True):
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of the document."""
+    """The JSON Schema of the document.  The words of a field stand in the field, as in the first version."""
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return {**dialect, "title": f"pytest_fa judge {VERSION}", **msgspec.json.schema(JudgeDocument)}
+    document = msgspec.json.schema(JudgeDocument)
+    words = {f"#/$defs/{enum.__name__}": document["$defs"].pop(enum.__name__)["enum"] for enum in (Outcome, Status)}
+    for definition in document["$defs"].values():
+        for name, field in definition["properties"].items():
+            if field.get("$ref") in words:
+                definition["properties"][name] = {"enum": words[field["$ref"]]}
+    return {**dialect, "title": f"pytest_fa judge {VERSION}", **document}
 
 
 def schema_text() -> str:

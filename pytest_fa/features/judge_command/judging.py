@@ -70,7 +70,7 @@ def judge(question: Question) -> JudgeDocument:
 def document_of_usage(question: Question, problem: str, seconds: float = 0.0) -> JudgeDocument:
     """The document of a command line that cannot be used; the problem names the options of this command."""
     text = re.sub(FORWARDED_FLAG, r"--\1", problem.replace("--fa-variant: ", ""))
-    return _document_without_run(question, "usage", printable(text), seconds)
+    return _document_without_run(question, Status.USAGE, printable(text), seconds)
 
 
 class Receiver:
@@ -198,7 +198,7 @@ def _document(
 
 def _tolerance_step(variant: Variant, status: Status, policy: str) -> tuple[str, ...]:
     """What to do about a wrong result if the manifest asks for another policy than the caller's."""
-    if status != "wrong" or variant.tolerance in (policy, DEFAULT):
+    if status != Status.WRONG or variant.tolerance in (policy, DEFAULT):
         return ()
     return (f"its manifest asks for another tolerance policy; if you accept that: --tolerance={variant.tolerance}",)
 

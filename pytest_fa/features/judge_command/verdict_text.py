@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fa.features.judge_command.document import JudgedFailure, JudgeDocument, JudgedRatio
+from pytest_fa.features.judge_command.document import JudgedFailure, JudgeDocument, JudgedRatio, Status
 from pytest_fa.records.text import printable
 
 
@@ -18,7 +18,7 @@ def verdict_text(document: JudgeDocument) -> str:
     lines += _failure_lines(document.failure) if document.failure else []
     lines += [f"  {each.shape}: {each.sentence}" for each in document.bottlenecks]
     lines += [f"  next: {step}" for step in document.next_steps]
-    if document.status != "usage":
+    if document.status != Status.USAGE:
         lines.append(f"  rerun: {document.rerun_command}")
         lines.append(f"  {document.seconds:.0f} s; records: {document.records or 'none'}")
     return printable("\n".join(lines))

@@ -15,6 +15,7 @@ from pytest_fa.features.ncu.ncu_status import SENTENCES, last_error, read_status
 from pytest_fa.features.ncu.presets import STALLS, Preset, stall_samples
 from pytest_fa.features.ncu.raw_table import read_raw_table
 from pytest_fa.host.programs import ProgramRun, run_tool
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.tool_results import CountedKernel, NsightReport, NsightStatus
 from pytest_fa.wire.nvtx_range import NVTX_DOMAIN
 
@@ -204,7 +205,7 @@ def _launch_problem(program_run: ProgramRun) -> str:
             result = msgspec.json.decode(line)
         except (ValueError, RecursionError, msgspec.MsgspecError):
             continue
-        if isinstance(result, dict) and result.get("outcome", "ok") != "ok":
+        if isinstance(result, dict) and result.get("outcome", Outcome.OK) != Outcome.OK:
             return f"{result['outcome']}: {result.get('message', '')}"
     return ""
 

@@ -17,7 +17,8 @@ from pytest_fa.features.ncu.plugin import NcuOptions
 from pytest_fa.host.timing_lock import timing_lock
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
-from pytest_fa.records.record import Outcome, Record
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import Record
 from pytest_fa.records.saved import SavedRecords
 from pytest_fa.records.tool_results import NsightReport, longest
 from pytest_fa.session.builds import device_of
@@ -49,7 +50,7 @@ class CaseProfiler:
             raise CannotRun(f"{variant.name} runs on the CPU here, and Nsight Compute profiles only GPU kernels")
         if variant.is_judged and (variant.name, case.id) not in self._runner.passed:
             check_record = self._runner.run(variant, case, "correct")
-            if check_record.outcome != "ok":
+            if check_record.outcome != Outcome.OK:
                 return msgspec.structs.replace(check_record, kind="profile")
         self._announce(say)
         profile = self._with_baseline(variant, case, self._profile_call(variant, case))
@@ -59,8 +60,8 @@ class CaseProfiler:
         return record
 
     def _record(self, variant: Variant, case: Case, profile: NsightReport) -> Record:
-        outcome: Outcome = "ok" if profile.status == "ok" else "not_measured"
-        message = "" if outcome == "ok" else f"not measured: {profile.message}"
+        outcome = Outcome.OK if profile.status == "ok" else Outcome.NOT_MEASURED
+        message = "" if outcome == Outcome.OK else f"not measured: {profile.message}"
         build = self._build_of(variant)
         result = CaseResult(outcome, message, ())
         record = self._runner.records.make("profile", variant, case, result, (build,) if build else ())

@@ -21,7 +21,7 @@ from pytest_fa.build.unchanged import require_unchanged
 from pytest_fa.catalog.case import ELEMENT_BYTES, Case
 from pytest_fa.errors import ChangedBuild, FaError, LaunchError, UnsupportedCase
 from pytest_fa.gpu.cuda_driver import CudaDriver
-from pytest_fa.records.record import Outcome
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.wire.jobs import CaseJob, decode_job
 
 ABI_VERSION = 1
@@ -75,15 +75,15 @@ def main(arguments: list[str]) -> int:
         require_unchanged(job.library, job.file_hashes)
         result = call(job.case, job.library)
     except ChangedBuild as problem:
-        result = PlainResult("build_changed", str(problem))
+        result = PlainResult(Outcome.BUILD_CHANGED, str(problem))
     except UnsupportedCase as problem:
-        result = PlainResult("unsupported", str(problem))
+        result = PlainResult(Outcome.UNSUPPORTED, str(problem))
     except LaunchError as problem:
-        result = PlainResult("launch_failed", str(problem))
+        result = PlainResult(Outcome.LAUNCH_FAILED, str(problem))
     except (FaError, OSError) as problem:
-        result = PlainResult("device_error", str(problem))
+        result = PlainResult(Outcome.DEVICE_ERROR, str(problem))
     sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
-    return 0 if result.outcome == "ok" else 1
+    return 0 if result.outcome == Outcome.OK else 1
 
 
 def call(case: Case, library: str) -> PlainResult:
@@ -116,7 +116,7 @@ def call(case: Case, library: str) -> PlainResult:
     if status > 0:
         raise LaunchError(f"fa_forward returned CUDA error {status}")
     cuda.synchronize()
-    return PlainResult("ok", "", _count_not_finite(cuda.download(out, out_bytes), case.out_dtype))
+    return PlainResult(Outcome.OK, "", _count_not_finite(cuda.download(out, out_bytes), case.out_dtype))
 
 
 def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:

@@ -11,7 +11,8 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sanitize.sanitizer import SanitizedChild, not_covered, sanitize
 from pytest_fa.host.fork_server import child_environment
-from pytest_fa.records.record import Outcome, Record
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import Record
 from pytest_fa.records.tool_results import Sanitized, ToolStatus
 from pytest_fa.session.builds import device_of
 from pytest_fa.session.case_runner import CaseRunner
@@ -20,12 +21,12 @@ from pytest_fa.session.rerun import rerun_command
 from pytest_fa.wire.jobs import CaseJob, CaseResult, encode
 
 OUTCOMES: dict[ToolStatus, Outcome] = {
-    "clean": "ok",
-    "suppressed": "ok",
-    "found": "hazard",
-    "incomplete": "hazard",
-    "not covered": "not_measured",
-    "not measured": "not_measured",
+    "clean": Outcome.OK,
+    "suppressed": Outcome.OK,
+    "found": Outcome.HAZARD,
+    "incomplete": Outcome.HAZARD,
+    "not covered": Outcome.NOT_MEASURED,
+    "not measured": Outcome.NOT_MEASURED,
 }
 
 

@@ -17,6 +17,7 @@ from pytest_fa.features.selftest.exploits import (
 )
 from pytest_fa.features.selftest.faults import FAULTS, cases, detection_problem
 from pytest_fa.records.agreement import check_agreement
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, Stage
 from pytest_fa.records.timing import PROFILED_OUTPUTS
 from pytest_fa.session.case_runner import CaseRunner
@@ -24,7 +25,8 @@ from pytest_fa.session.refusals import Refused
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.wire.jobs import CaseResult
 
-FINAL_OUTCOMES = ("crashed", "hung", "device_error")  # further runs of the same kernel would end in the same way
+# After these, further runs of the same kernel would end in the same way.
+FINAL_OUTCOMES = (Outcome.CRASHED, Outcome.HUNG, Outcome.DEVICE_ERROR)
 
 
 def run_selftest_kernel(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Record:
@@ -38,7 +40,7 @@ def run_selftest_kernel(run_plan: RunPlan, runner: CaseRunner, variant: Variant)
     tried = 0
     for record in _runs(run_plan, runner, variant):
         tried += 1
-        failure = () if record.outcome == "ok" else (record.outcome,)  # listed if a failure names no check
+        failure = () if record.outcome == Outcome.OK else (record.outcome,)  # listed if a failure names no check
         said, _, _ = record.message.partition("\n")
         for check in record.caught_by or failure:
             caught.setdefault(check, f"{check} of {record.id}: {said}")
@@ -76,7 +78,7 @@ def _runs(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Iterator[R
 def _record(runner: CaseRunner, variant: Variant, problem: str, caught_by: tuple[str, ...]) -> Record:
     stage = Stage("correct", "failed" if problem else "ok")
     return runner.records.make(
-        "selftest", variant, None, CaseResult("wrong" if problem else "ok", problem, (stage,), caught_by)
+        "selftest", variant, None, CaseResult(Outcome.WRONG if problem else Outcome.OK, problem, (stage,), caught_by)
     )
 
 
@@ -107,7 +109,7 @@ def _run_exploit(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Rec
 
 def _tried(runs: Iterator[Record], least_us: tuple[float, float]) -> Verdict:
     """The verdict on an exploit: that of the first run that caught it, else whether its times are too short."""
-    verdict = Verdict("ok", ())
+    verdict = Verdict(Outcome.OK, ())
     for record in runs:
         verdict = _verdict(record)
         if verdict.caught_by:
@@ -139,12 +141,12 @@ def _verdict(record: Record) -> Verdict:
 
     That is `clocks` if another clock contradicts its time, and `profiled outputs` if its profiled calls are wrong.
     """
-    if record.outcome != "ok":
+    if record.outcome != Outcome.OK:
         return Verdict(record.outcome, record.caught_by or (record.outcome,))
     if record.speed and PROFILED_OUTPUTS in (record.speed.profiler_missing or ""):
-        return Verdict("ok", ("profiled outputs",))
+        return Verdict(Outcome.OK, ("profiled outputs",))
     contradicted = record.speed and check_agreement(record.variant, record.role, record.speed).valid is False
-    return Verdict("ok", ("clocks",) if contradicted else ())
+    return Verdict(Outcome.OK, ("clocks",) if contradicted else ())
 
 
 def _times_us(record: Record) -> tuple[float, float] | None:

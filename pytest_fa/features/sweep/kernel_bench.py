@@ -20,10 +20,11 @@ from pytest_fa.errors import BuildError
 from pytest_fa.features.gate.decision import MOST_DROPPED
 from pytest_fa.features.gate.gate import GateQuestion, decide_gate
 from pytest_fa.features.sweep.search import BuiltPoint, GateAnswer
-from pytest_fa.features.sweep.trial_result import ConfirmedRatio, PairedTime, TrialOutcome, TrialResult
+from pytest_fa.features.sweep.trial_result import ConfirmedRatio, PairedTime, TrialOutcome, TrialResult, trial_outcome
 from pytest_fa.host.timing_lock import timing_lock
 from pytest_fa.records.built import Build
-from pytest_fa.records.record import Outcome, Record
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import Record
 from pytest_fa.session.builds import device_of
 from pytest_fa.session.refusals import CannotRun, ChangedMeanwhile, Refused
 from pytest_fa.session.rerun import rerun_command
@@ -31,19 +32,6 @@ from pytest_fa.session.session import Session
 from pytest_fa.wire.jobs import ArmPair, PairBlocks, PairedJob, PairedResult
 
 MOST_CLOCK_DIFFERENCE = 0.05  # between the ratios of both clocks, beyond which a time is not used
-
-_OUTCOMES: dict[Outcome, TrialOutcome] = {
-    "not_built": "not_built",
-    "over_limit": "over_limit",
-    "unsupported": "refused",
-    "hung": "hung",
-    "crashed": "crashed",
-    "launch_failed": "crashed",
-    "device_error": "crashed",
-    "failed": "crashed",
-    "not_measured": "not_timed",
-    "inconclusive": "not_timed",
-}  # every other one is wrong
 
 
 class KernelBench:
@@ -78,22 +66,22 @@ class KernelBench:
     def build(self, point: Point) -> BuiltPoint | TrialResult:
         """Build a configuration, and compare it with the limits of the manifest."""
         if all(self._parent.defines[name] == value for name, value in point.items()):
-            return TrialResult("same_code", "it is the parent itself")
+            return TrialResult(TrialOutcome.SAME_CODE, "it is the parent itself")
         self._require_unchanged()
         variant = self.variant_of(point)
         try:
             self._builds.add(variant)
             build = self._builds.build_for_this_machine(variant)
         except (BuildError, CannotRun) as problem:
-            return TrialResult("not_built", str(problem))
+            return TrialResult(TrialOutcome.NOT_BUILT, str(problem))
         if build is None:
             return BuiltPoint("", {}, 0.0)
         if isinstance(build, BuildFailure):
-            return TrialResult("not_built", build.message.partition("\n")[0])
+            return TrialResult(TrialOutcome.NOT_BUILT, build.message.partition("\n")[0])
         built = BuiltPoint(build.code_identity or "", _counters(build), build.build_seconds)
         if exceeded := broken_limits(build, variant.limits):
             return TrialResult(
-                "over_limit", "; ".join(exceeded), None, {}, built.counters, built.code, None, built.seconds
+                TrialOutcome.OVER_LIMIT, "; ".join(exceeded), None, {}, built.counters, built.code, None, built.seconds
             )
         return built
 
@@ -111,10 +99,10 @@ class KernelBench:
         shapes = {}
         for case, pair in zip(self._searched, result.arm_pairs, strict=True):
             if problem := _untimed(pair, has_two_clocks=device_of(self._parent) == "cuda"):
-                return TrialResult("not_timed", f"{case.shape_id}: {problem}")
+                return TrialResult(TrialOutcome.NOT_TIMED, f"{case.shape_id}: {problem}")
             shapes[case.shape_id] = PairedTime(pair.candidate_us, pair.baseline_us, statistics.fmean(pair.blocks))
         mean = statistics.fmean(each.log_ratio for each in shapes.values())
-        return TrialResult("right", "", mean, shapes)
+        return TrialResult(TrialOutcome.RIGHT, "", mean, shapes)
 
     def check_unsearched(self, point: Point) -> tuple[int, TrialResult | None]:
         """Judge the configuration at every other case of the run's suites, and in every property."""
@@ -127,7 +115,7 @@ class KernelBench:
             except Refused:
                 continue
             _require_judged(record)
-            if record.outcome != "ok":
+            if record.outcome != Outcome.OK:
                 return checked, _problem(record)
             checked += 1
         return checked, None
@@ -160,7 +148,7 @@ class KernelBench:
         words = f"--fa-gate=1 --fa-gate-baseline={self._parent.name}"
         command = f"{rerun_command(self._session.options, 'gate', variant.name, None)} {words}"
         self.gate_record = msgspec.structs.replace(record, rerun_command=f"{command} {_cases_word(self._searched)}")
-        if record.outcome == "build_changed":
+        if record.outcome == Outcome.BUILD_CHANGED:
             raise ChangedMeanwhile(record.message)
         if record.gate is None:
             return GateAnswer(record.outcome, record.message.partition("\n")[0], ())
@@ -193,7 +181,7 @@ class KernelBench:
             if self._parent.refuses(case) is None:
                 record = self._runner.run(variant, case, "correct")
                 _require_judged(record)
-                if record.outcome != "ok":
+                if record.outcome != Outcome.OK:
                     return _problem(record)
         return None
 
@@ -236,7 +224,7 @@ def _untimed(pair: PairBlocks, *, has_two_clocks: bool) -> str:
 
 def _require_judged(record: Record) -> None:
     """Raise `CannotRun` if a record says nothing about the configuration."""
-    if record.outcome == "build_changed":
+    if record.outcome == Outcome.BUILD_CHANGED:
         raise ChangedMeanwhile(record.message)
     if record.unprotected:
         raise CannotRun(f"a sweep needs protected runs, which can be gated: {record.unprotected}")
@@ -244,18 +232,18 @@ def _require_judged(record: Record) -> None:
 
 def _problem_of_process(result: PairedResult) -> TrialResult | None:
     """Why a process of paired timings gave no times; None if it did.  Raises `CannotRun` if a file changed."""
-    if result.outcome == "build_changed":
+    if result.outcome == Outcome.BUILD_CHANGED:
         raise ChangedMeanwhile(result.message)
-    if result.outcome == "ok":
+    if result.outcome == Outcome.OK:
         return None
-    return TrialResult(_OUTCOMES.get(result.outcome, "wrong"), result.message.partition("\n")[0])
+    return TrialResult(trial_outcome(result.outcome), result.message.partition("\n")[0])
 
 
 def _problem(record: Record) -> TrialResult:
     where = record.case.id if record.case else record.id
     caught = f" ({', '.join(record.caught_by)})" if record.caught_by else ""
     reason = f"{where}: {record.message.partition(chr(10))[0]}{caught}"
-    return TrialResult(_OUTCOMES.get(record.outcome, "wrong"), reason)
+    return TrialResult(trial_outcome(record.outcome), reason)
 
 
 def _cases_word(cases: tuple[Case, ...]) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from pytest_fa.catalog.sweep_space import Point
 from pytest_fa.features.sweep.shared_study import SharedStudy
 from pytest_fa.features.sweep.suggest import Suggester
-from pytest_fa.features.sweep.trial_result import ConfirmedRatio, SweepTrial, TrialResult
+from pytest_fa.features.sweep.trial_result import ConfirmedRatio, SweepTrial, TrialOutcome, TrialResult
 
 
 class BuiltPoint(NamedTuple):
@@ -69,7 +69,7 @@ def run_trial(study: SharedStudy, suggester: Suggester, bench: Bench, budget: in
             raise
         result = msgspec.structs.replace(result, seconds=time.monotonic() - start)
         study.finish(trial, result)
-        if result.outcome != "same_code":
+        if result.outcome != TrialOutcome.SAME_CODE:
             return msgspec.structs.replace(trial, state="ended", result=result)
     return None
 
@@ -79,7 +79,7 @@ def _evaluate(study: SharedStudy, bench: Bench, trial: SweepTrial) -> TrialResul
     built = bench.build(trial.point)
     if isinstance(built, TrialResult):
         return built
-    known = TrialResult("same_code", counters=built.counters, code=built.code, build_seconds=built.seconds)
+    known = TrialResult(TrialOutcome.SAME_CODE, counters=built.counters, code=built.code, build_seconds=built.seconds)
     if built.code and built.code == bench.parent_code:
         return msgspec.structs.replace(known, reason="the parent has the same machine code")
     if twin := study.note_code(trial, built.code):

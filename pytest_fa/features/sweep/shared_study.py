@@ -18,7 +18,7 @@ import msgspec
 from pytest_fa.catalog.sweep_space import Point
 from pytest_fa.features.sweep.owners import is_stale, this_process
 from pytest_fa.features.sweep.suggest import Suggester
-from pytest_fa.features.sweep.trial_result import Owner, SweepEnd, SweepTrial, TrialResult, TrialState
+from pytest_fa.features.sweep.trial_result import Owner, SweepEnd, SweepTrial, TrialOutcome, TrialResult, TrialState
 
 if TYPE_CHECKING:
     import optuna
@@ -73,7 +73,7 @@ class SharedStudy:
             if (first := self._first_with_point(claimed)) is None:
                 return claimed
             reason = f"trial #{first.number} has the same configuration"
-            self.finish(claimed, TrialResult("repeated", reason, same_as=first.number))
+            self.finish(claimed, TrialResult(TrialOutcome.REPEATED, reason, same_as=first.number))
 
     def note_code(self, trial: SweepTrial, code: str) -> SweepTrial | None:
         """Store the machine code of a trial; return an earlier trial that has the same, or None."""
@@ -281,7 +281,7 @@ class SharedStudy:
 
 
 def _is_repetition(trial: SweepTrial) -> bool:
-    return trial.result is not None and trial.result.outcome == "repeated"
+    return trial.result is not None and trial.result.outcome == TrialOutcome.REPEATED
 
 
 def running_elsewhere(study: SharedStudy) -> Iterator[SweepTrial]:

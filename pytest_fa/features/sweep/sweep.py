@@ -31,6 +31,7 @@ from pytest_fa.features.sweep.study_url import is_url, without_password
 from pytest_fa.features.sweep.suggest import Space, Suggester
 from pytest_fa.features.sweep.trial_result import SweepEnd, SweepTrial
 from pytest_fa.options.options import Options
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, Stage, to_builtins
 from pytest_fa.session.refusals import CannotRun, ChangedMeanwhile
@@ -140,7 +141,7 @@ class SweepRun:
         if stored := self.study.gate_record:
             return read_record(stored)
         gated = self.parent if end.gated is None else self.bench.variant_of(end.gated)
-        result = CaseResult("inconclusive", end.reason, (Stage("speed", "failed"),), ("sweep",))
+        result = CaseResult(Outcome.INCONCLUSIVE, end.reason, (Stage("speed", "failed"),), ("sweep",))
         record = self._session.records.make("gate", gated, None, result, ())
         return msgspec.structs.replace(record, rerun_command=self._command)
 

@@ -14,14 +14,14 @@ from pytest_fa.features.sweep.trial_result import SweepTrial, TrialOutcome, Tria
 
 T4_VERSION = "1.0.0"
 _INVALIDITY: dict[TrialOutcome, str] = {
-    "right": "correct",
-    "not_built": "compile",
-    "over_limit": "constraints",
-    "refused": "constraints",
-    "wrong": "correctness",
-    "hung": "timeout",
-    "crashed": "runtime",
-    "not_timed": "runtime",
+    TrialOutcome.RIGHT: "correct",
+    TrialOutcome.NOT_BUILT: "compile",
+    TrialOutcome.OVER_LIMIT: "constraints",
+    TrialOutcome.REFUSED: "constraints",
+    TrialOutcome.WRONG: "correctness",
+    TrialOutcome.HUNG: "timeout",
+    TrialOutcome.CRASHED: "runtime",
+    TrialOutcome.NOT_TIMED: "runtime",
 }
 
 
@@ -50,6 +50,6 @@ def _t4_result(trial: SweepTrial, result: TrialResult) -> dict[str, Any]:
             "validation": 1000 * max(0.0, result.seconds - result.build_seconds),
         },
         "invalidity": _INVALIDITY[result.outcome],
-        "correctness": int(result.outcome in ("right", "not_timed")),
+        "correctness": int(result.outcome in (TrialOutcome.RIGHT, TrialOutcome.NOT_TIMED)),
         "measurements": [*ratio, *times_us, *counters],
     }

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
 
 from pytest_fa.catalog.sweep_space import Point
+from pytest_fa.records.outcome import Defect, Outcome
 
-TrialOutcome = Literal[
-    "right",
-    "repeated",
-    "same_code",
-    "not_built",
-    "over_limit",
-    "refused",
-    "wrong",
-    "hung",
-    "crashed",
-    "not_timed",
-]
-UNCOUNTED: tuple[TrialOutcome, ...] = ("repeated", "same_code")  # nothing ran, so they are no trials
+
+class TrialOutcome(StrEnum):
+    """What came of a trial: its defect, or that it has none, could not be timed, or was none."""
+
+    RIGHT = "right"
+    REPEATED = "repeated"
+    SAME_CODE = "same_code"
+    NOT_BUILT = Defect.NOT_BUILT
+    OVER_LIMIT = Defect.OVER_LIMIT
+    REFUSED = Defect.REFUSED
+    WRONG = Defect.WRONG
+    HUNG = Defect.HUNG
+    CRASHED = Defect.CRASHED
+    NOT_TIMED = "not_timed"
+
+
+UNCOUNTED = (TrialOutcome.REPEATED, TrialOutcome.SAME_CODE)  # nothing ran, so they are no trials
 TrialState = Literal["waiting", "running", "ended", "released"]
 ROUNDS = 6  # new processes for each finalist that may win
+
+
+def trial_outcome(outcome: Outcome) -> TrialOutcome:
+    """What a check or timing that did not pass makes of a trial.  A cheat counts as wrong."""
+    if not outcome.is_verdict:
+        return TrialOutcome.NOT_TIMED
+    return TrialOutcome.WRONG if outcome.defect in (None, Defect.CHEAT) else TrialOutcome(outcome.defect)
 
 
 class PairedTime(msgspec.Struct, frozen=True):

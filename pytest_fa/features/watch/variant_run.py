@@ -13,6 +13,7 @@ from pytest_fa.features.watch.screen import Screen
 from pytest_fa.features.watch.tasks import Task
 from pytest_fa.features.watch.watch_lines import build_line, time_line, untimed_line, wrong_shape_line
 from pytest_fa.records.built import Build
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.session.first_reports import FirstReports
 from pytest_fa.session.refusals import AlreadyReported, CannotRun, Refused
@@ -41,7 +42,7 @@ class VariantRun:
     @property
     def is_right(self) -> bool:
         """Whether something was judged, and everything that was is right."""
-        return bool(self.records) and not self.why_not_run and all(each.outcome == "ok" for each in self.records)
+        return bool(self.records) and not self.why_not_run and all(each.outcome == Outcome.OK for each in self.records)
 
     def run(self, tasks: list[Task]) -> None:
         """Run the tests in their order.  After a hang, or if this machine cannot run the variant, no other follows."""
@@ -57,7 +58,7 @@ class VariantRun:
 
     def _build(self, tasks: list[Task]) -> None:
         for record in filter(None, map(self._record, tasks)):
-            if record.outcome == "ok":
+            if record.outcome == Outcome.OK:
                 before = self._memory.builds(record.variant)
                 is_cached = not self._session.builds.report.compiled
                 self._screen.detail(build_line(record.variant, record.builds, before, is_cached=is_cached))
@@ -72,11 +73,11 @@ class VariantRun:
             if record is None:
                 continue
             judged.append(record)
-            is_right = record.outcome == "ok"
+            is_right = record.outcome == Outcome.OK
             if len(judged) == 1 and len(tasks) > 1:
                 verdict = "right" if is_right else record.outcome
                 self._screen.detail(f"{name}: first case {verdict}, {self._screen.after_save}", good=is_right)
-            if record.outcome == "hung":
+            if record.outcome == Outcome.HUNG:
                 self._screen.detail(f"{name}: the rest is not run, because each call might hang", good=False)
                 return False
         self._say_checks(judged)
@@ -86,11 +87,11 @@ class VariantRun:
         """How many checks were right, and each shape at which one was not."""
         if not judged:
             return
-        right = sum(record.outcome == "ok" for record in judged)
+        right = sum(record.outcome == Outcome.OK for record in judged)
         text = f"{self._variant.name}: {right} of {len(judged)} checks right, {self._screen.after_save}"
         self._screen.detail(text, good=right == len(judged))
         for records in _by_shape(judged):
-            if any(record.outcome != "ok" for record in records):
+            if any(record.outcome != Outcome.OK for record in records):
                 self._screen.detail(wrong_shape_line(records), good=False)
 
     def _time(self, tasks: list[Task]) -> None:
@@ -100,9 +101,9 @@ class VariantRun:
             if record is None or not isinstance(task.part, Case):
                 continue
             if record.speed is None:
-                self._screen.detail(untimed_line(record), good=None if record.outcome == "ok" else False)
+                self._screen.detail(untimed_line(record), good=None if record.outcome == Outcome.OK else False)
                 continue
-            if record.outcome != "ok":
+            if record.outcome != Outcome.OK:
                 self._screen.detail(untimed_line(record), good=False)
                 continue
             shape = task.part.shape_id
@@ -122,7 +123,7 @@ class VariantRun:
         output = self._session.runner.take_output()
         record = self._screen.complete(record, output)
         self.records.append(record)
-        if record.outcome != "ok":
+        if record.outcome != Outcome.OK:
             self._first_reports.note_failure(task.name)
             if not self._has_shown_failure:
                 self._has_shown_failure = True

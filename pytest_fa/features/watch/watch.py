@@ -29,6 +29,7 @@ from pytest_fa.features.watch.watched_files import (
 from pytest_fa.host.stop_signal import Abandoned, StopSignal
 from pytest_fa.records.built import Build
 from pytest_fa.records.log import replace_records
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.session.session import Session
 
@@ -184,7 +185,7 @@ class Watch:
     def _sort(self, name: str, variant_run: VariantRun) -> None:
         """Put a variant into the sets of its verdict."""
         kinds = {record.kind for record in variant_run.records}
-        has_failed = any(record.outcome != "ok" for record in variant_run.records)
+        has_failed = any(record.outcome != Outcome.OK for record in variant_run.records)
         for names, is_in in (
             (self._failed, not variant_run.is_right),
             (self._not_run, bool(variant_run.why_not_run) and not has_failed),
@@ -195,9 +196,9 @@ class Watch:
     def _take(self, records: list[Record]) -> None:
         """Keep the times of right records, and which variants failed."""
         for record in records:
-            if record.speed and record.case and record.outcome == "ok":
+            if record.speed and record.case and record.outcome == Outcome.OK:
                 self._times[(record.variant, record.case.shape_id)] = record
-        self._failed |= {record.variant for record in records if record.outcome != "ok"}
+        self._failed |= {record.variant for record in records if record.outcome != Outcome.OK}
 
     def _write(self) -> None:
         """Write the records of the latest verdicts, also if this run is abandoned before its end."""

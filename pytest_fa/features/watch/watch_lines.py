@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from pytest_fa.features.compare.compare import ProcessSd, compare_times
 from pytest_fa.records.built import Build
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio
 
@@ -23,12 +24,12 @@ def time_line(record: Record, before: Record | None, baseline: Record | None, pr
 
 def untimed_line(record: Record) -> str:
     """A shape whose timing gave no time, or a wrong output."""
-    return f"{_title(record)}: {'right, not timed' if record.outcome == 'ok' else f'{record.outcome}, not timed'}"
+    return f"{_title(record)}: {'right, not timed' if record.outcome == Outcome.OK else f'{record.outcome}, not timed'}"
 
 
 def wrong_shape_line(records: list[Record]) -> str:
     """A shape of which at least one check failed."""
-    bad = [record for record in records if record.outcome != "ok"]
+    bad = [record for record in records if record.outcome != Outcome.OK]
     outcomes = ", ".join(dict.fromkeys(record.outcome for record in bad))
     return f"{_title(bad[0])}: {outcomes} in {len(bad)} of {len(records)} checks, not timed"
 

@@ -8,6 +8,7 @@ from syrupy.assertion import SnapshotAssertion
 from pytest_fa.features.api.shown_record import shown
 from pytest_fa.records.gated import Gate, GatePair
 from pytest_fa.records.judged import Repeats
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Record, to_json
 from tests.factories import OK, WRONG, record, speed
@@ -42,7 +43,7 @@ def test_a_check_says_what_its_repeats_exclude(snapshot: SnapshotAssertion) -> N
 
 def test_a_failure_has_its_diagnosis() -> None:
     """Below the row of a failed record are the message, the bounds and the rerun command."""
-    lines = str(shown(record(outcome="wrong", message="max error", check=WRONG))).splitlines()
+    lines = str(shown(record(outcome=Outcome.WRONG, message="max error", check=WRONG))).splitlines()
     assert lines[3] == "wrong: max error"
     assert [lines[2].split()[2], lines[-1]] == ["WRONG", "  rerun: pytest"]
 
@@ -55,13 +56,13 @@ def test_a_gate_has_a_row_for_each_pair(snapshot: SnapshotAssertion) -> None:
 
 def test_a_gate_without_a_verdict_says_why() -> None:
     """A gate that ended before its first process shows its message and the rerun command."""
-    ended = record(kind="gate", outcome="inconclusive", message="no baseline")
+    ended = record(kind="gate", outcome=Outcome.INCONCLUSIVE, message="no baseline")
     assert "no verdict: no baseline" in str(shown(msgspec.structs.replace(ended, case=None)))
 
 
 def test_a_notebook_gets_a_table() -> None:
     """The HTML has a cell for each value and the diagnosis below; texts of kernels are escaped."""
-    html = shown(record("a<b", outcome="wrong", message="<script>", check=WRONG))._repr_html_()
+    html = shown(record("a<b", outcome=Outcome.WRONG, message="<script>", check=WRONG))._repr_html_()
     assert html.startswith("<table><thead><tr><th>variant</th><th>case</th>")
     assert "<td>a&lt;b</td><td>b1h8s512d64-fp16-seed0</td><td>WRONG 1/1</td>" in html
     assert "</table><pre>wrong: &lt;script&gt;\n" in html
@@ -70,7 +71,7 @@ def test_a_notebook_gets_a_table() -> None:
 
 def test_texts_are_printable() -> None:
     """Control characters in the texts of a record are shown as escapes."""
-    assert "\\x1b" in str(shown(record(outcome="failed", message="\x1b[2J")))
+    assert "\\x1b" in str(shown(record(outcome=Outcome.FAILED, message="\x1b[2J")))
 
 
 def test_it_is_still_a_record() -> None:
@@ -80,5 +81,5 @@ def test_it_is_still_a_record() -> None:
     assert (to_json(plain), True, False) == (
         to_json(shown(plain)),
         shown(plain).ok,
-        shown(record(outcome="hung")).ok,
+        shown(record(outcome=Outcome.HUNG)).ok,
     )

@@ -25,6 +25,7 @@ from pytest_fa.features.bundle.seal import read_seal
 from pytest_fa.features.bundle.stamp import write_stamp
 from pytest_fa.features.bundle.verify import verify_bundle
 from pytest_fa.records.environment import read_environment
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import SCHEMA, Record, Source, Stage, to_json
 from pytest_fa.records.source import read_source
 from tests.written_runs import end_run
@@ -35,7 +36,7 @@ def _git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
 
 
-def _record(outcome: str) -> bytes:
+def _record(outcome: Outcome) -> bytes:
     return to_json(
         Record(
             schema=SCHEMA,
@@ -44,7 +45,7 @@ def _record(outcome: str) -> bytes:
             variant="x",
             role="candidate",
             case=parse_case("b1h2s64d64-fp16-seed0"),
-            outcome=outcome,  # type: ignore[arg-type]
+            outcome=outcome,
             message="",
             caught_by=(),
             stages=(Stage("launch", "ok", 0.1),),
@@ -73,8 +74,8 @@ def tree(tmp_path: Path) -> Path:
     _git(tmp_path, "commit", "-qm", "first")
     records = tmp_path / "artifacts" / "records"
     records.mkdir(parents=True)
-    (records / "old.jsonl").write_bytes(_record("wrong") + b"\n")
-    (records / "new.jsonl").write_bytes(_record("ok") + b"\n" + _record("wrong") + b"\n")
+    (records / "old.jsonl").write_bytes(_record(Outcome.WRONG) + b"\n")
+    (records / "new.jsonl").write_bytes(_record(Outcome.OK) + b"\n" + _record(Outcome.WRONG) + b"\n")
     end_run(records / "new.jsonl", 1)
     (tmp_path / "artifacts" / "junit.xml").write_text("<testsuites/>", encoding="utf-8")
     read_source.cache_clear()
@@ -298,7 +299,7 @@ def test_a_folder_of_a_repository_has_a_tree(tree: Path) -> None:
     (folder / "artifacts").mkdir(parents=True)
     (folder / "source.py").write_text("x = 1\n", encoding="utf-8")
     (folder / ".gitignore").write_text("/artifacts/\n", encoding="utf-8")
-    (folder / "artifacts/new.jsonl").write_bytes(_record("ok"))
+    (folder / "artifacts/new.jsonl").write_bytes(_record(Outcome.OK))
     end_run(folder / "artifacts/new.jsonl", 0)
     _git(tree, "add", "-A")
     _git(tree, "commit", "-qm", "second")
@@ -319,7 +320,7 @@ def test_a_bundle_is_made_without_git(tree: Path, monkeypatch: pytest.MonkeyPatc
 def test_records_of_changed_sources(tree: Path, *, of_record: bool, of_bundle: bool, is_right: bool) -> None:
     """Records that were measured on changed sources are a problem of a bundle that says its sources are unchanged."""
     source = msgspec.structs.replace(read_source(tree), dirty=of_record)
-    line = msgspec.json.decode(_record("wrong"), type=dict[str, Any])
+    line = msgspec.json.decode(_record(Outcome.WRONG), type=dict[str, Any])
     line["source"] = msgspec.to_builtins(source)
     (tree / "artifacts/records/new.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
     end_run(tree / "artifacts/records/new.jsonl", 1)

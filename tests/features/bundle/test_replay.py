@@ -21,6 +21,7 @@ from pytest_fa.features.bundle.replay import Answer, Replay, Replayed, _compare,
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.files import read_record_file
 from pytest_fa.records.judged import Fingerprints
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, Source
 from pytest_fa.records.source import read_source
 from pytest_fa.records.written import WrittenRecords
@@ -136,19 +137,22 @@ def test_builds(changes: dict[str, Any], answer: str) -> None:
     assert [each for each, _ in _answers("build", [], [new])] == [answer]
 
 
-def _judged(outcome: Any = "ok", inputs: str = "in", output: str = "out") -> Record:
+def _judged(outcome: Outcome = Outcome.OK, inputs: str = "in", output: str = "out") -> Record:
     return record(outcome=outcome, fingerprints=Fingerprints(inputs, output))
 
 
 CASES = {
     "the same bits": (_judged(), ("REPRODUCED", "ok, the same output bit by bit")),
     "another output in bounds": (_judged(output="x"), ("REPRODUCED", "ok")),
-    "another outcome": (_judged("wrong"), ("NOT REPRODUCED", "the outcome was ok, here it is wrong")),
+    "another outcome": (_judged(Outcome.WRONG), ("NOT REPRODUCED", "the outcome was ok, here it is wrong")),
     "other inputs": (
         _judged(inputs="x"),
         ("NOT COMPARABLE", "the random numbers of this machine's torch give other inputs"),
     ),
-    "not measured": (_judged("not_measured"), ("NOT COMPARABLE", "it did not run here (no such device, or skipped)")),
+    "not measured": (
+        _judged(Outcome.NOT_MEASURED),
+        ("NOT COMPARABLE", "it did not run here (no such device, or skipped)"),
+    ),
 }
 
 
@@ -184,13 +188,13 @@ def test_gates() -> None:
 
 def test_a_gate_that_ends_without_a_verdict_here() -> None:
     """A candidate that is wrong here contradicts the bundle; a machine on which the gate cannot run says nothing."""
-    failed = msgspec.structs.replace(GATES[0], gate=None, outcome="wrong", message="wrong: too slow\nmore")
+    failed = msgspec.structs.replace(GATES[0], gate=None, outcome=Outcome.WRONG, message="wrong: too slow\nmore")
     expected = ("NOT REPRODUCED", "the verdict was PASS, here the gate ended as wrong: too slow")
     assert _answers("fast", [GATES[0]], [failed]) == [expected]
-    undecided = msgspec.structs.replace(failed, outcome="inconclusive", message="clocks changed")
+    undecided = msgspec.structs.replace(failed, outcome=Outcome.INCONCLUSIVE, message="clocks changed")
     expected = ("INCONCLUSIVE", "the verdict was PASS, here there is none: clocks changed")
     assert _answers("fast", [GATES[0]], [undecided]) == [expected]
-    skipped = msgspec.structs.replace(failed, outcome="not_measured")
+    skipped = msgspec.structs.replace(failed, outcome=Outcome.NOT_MEASURED)
     assert [each for each, _ in _answers("fast", [GATES[0]], [skipped])] == ["NOT COMPARABLE"]
 
 

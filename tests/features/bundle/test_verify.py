@@ -27,6 +27,7 @@ from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.records.arm_orders import recorded_order
 from pytest_fa.records.files import read_record_file
 from pytest_fa.records.judged import Bound
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.source import read_source
@@ -285,7 +286,7 @@ def _edits() -> dict[str, tuple[str, Callable[[dict[str, Any]], None]]]:
         "unknown policy": ("correct", edit("check.policy", lambda _: "kind")),
         "a second stage": ("correct", edit("stages", lambda stages: [*stages, stages[0]])),
         "role": ("correct", lambda line: line.update(role="ablation", check=None)),
-        "gate without a verdict": ("gate", lambda line: line.update(gate=None, outcome="ok")),
+        "gate without a verdict": ("gate", lambda line: line.update(gate=None, outcome=Outcome.OK)),
         "age of a time that counts": ("gate", _with_age),
         "pilot longer than its gate": ("gate", lambda line: line["gate"].update(pilot_seconds=1e6)),
         "no check": ("correct", edit("check", lambda _: None)),

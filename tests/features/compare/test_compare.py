@@ -13,6 +13,7 @@ from syrupy.assertion import SnapshotAssertion
 from pytest_fa.errors import UsageProblem
 from pytest_fa.features.compare.compare import Comparison, compare, process_sd_of, require_verdicts
 from pytest_fa.features.compare.sides import Side
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Environment, MachineIdentity, Record
 from pytest_fa.records.timing import Agreement, Clocks, Speed, Timing
 from tests.factories import BUILD, OK, SHAPE, record
@@ -102,9 +103,14 @@ def test_times_that_cannot_be_compared(reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("before", "after", "verdict"),
-    [("ok", "wrong", "wrong"), ("wrong", "ok", "right"), ("wrong", "crashed", "still wrong"), ("ok", "ok", "same")],
+    [
+        (Outcome.OK, Outcome.WRONG, "wrong"),
+        (Outcome.WRONG, Outcome.OK, "right"),
+        (Outcome.WRONG, Outcome.CRASHED, "still wrong"),
+        (Outcome.OK, Outcome.OK, "same"),
+    ],
 )
-def test_correctness_comes_before_times(before: Any, after: Any, verdict: str) -> None:
+def test_correctness_comes_before_times(before: Outcome, after: Outcome, verdict: str) -> None:
     """A failure on either side decides the verdict of a row; no ratio is given for it."""
     sides = [
         [_timed(_speed(us)), record("mine", f"{SHAPE}-seed1", outcome=outcome, message="why", environment=H200)]

@@ -10,6 +10,7 @@ import pytest
 from pytest_fa.__main__ import main
 from pytest_fa.features.compare.compare import ComparedRow, Comparison, Difference
 from pytest_fa.features.compare.comparison import comparison_markdown, comparison_text
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import to_json
 from tests.factories import record
 
@@ -82,7 +83,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write two runs to the current folder: in the second one, a variant became wrong."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.jsonl").write_bytes(to_json(record("mine")) + b"\n")
-    (tmp_path / "b.jsonl").write_bytes(to_json(record("mine", outcome="wrong", message="max error")) + b"\n")
+    (tmp_path / "b.jsonl").write_bytes(to_json(record("mine", outcome=Outcome.WRONG, message="max error")) + b"\n")
 
 
 @pytest.mark.usefixtures("runs")

@@ -28,6 +28,7 @@ from pytest_fa.features.gate.plugin import ALL_GPUS, GateOptions
 from pytest_fa.host.client import Workers
 from pytest_fa.records.environment import Gpu
 from pytest_fa.records.gated import Gate
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
@@ -223,7 +224,7 @@ class SimulatedHost:
                 if self.show_live:
                     self.show_live(f"seed {job.seed}\n")
                 if math.isnan(host.log_ratios[self.uuid]):
-                    return PairedResult("crashed", "the GPU fell off the bus", ())
+                    return PairedResult(Outcome.CRASHED, "the GPU fell off the bus", ())
                 draw = np.random.default_rng(job.seed)
                 return blocks(*(host.log_ratios[self.uuid] + draw.normal(0, 1e-4, 6)).tolist())
 

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_fa.features.gate import measure_noise
 from pytest_fa.host.client import Workers
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import SamplePlan
 from pytest_fa.wire.jobs import PairBlocks, PairedJob, PairedResult
 
@@ -22,7 +23,7 @@ def test_processes_are_those_of_a_gate(monkeypatch: pytest.MonkeyPatch, tmp_path
             jobs.append(job)
             plan = SamplePlan((len(jobs), 5, 6), is_captured=True)
             pair = PairBlocks((0.01,) * 6, (0.0,) * 6, 0, 9.0, 10.0, "simulated", plan=plan)
-            return PairedResult("ok", "", (pair,) * len(job.arm_pairs))
+            return PairedResult(Outcome.OK, "", (pair,) * len(job.arm_pairs))
 
     monkeypatch.setattr(measure_noise, "find_gpu", object)
     monkeypatch.setattr(measure_noise, "timing_lock", nullcontext)

@@ -14,6 +14,7 @@ from pytest_fa.features.gate.pilot import OTHER_NODES, NoVerdict, Pilot, other_n
 from pytest_fa.host.client import Workers
 from pytest_fa.host.profiler_workers import ProfilerWorkers
 from pytest_fa.records.costs import Costs
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Agreement, CallNodes, LaunchedKernel
 from pytest_fa.session.builds import Builds
@@ -162,7 +163,7 @@ def test_every_process_launches_what_the_record_names(
 
     def process(*of_arms: CallNodes | None) -> PairedResult:
         blocks = PairBlocks((0.0,), (0.0,), 0, 9.0, 10.0, "simulated", nodes=(of_arms[0], of_arms[1]))
-        return PairedResult("ok", "", (blocks,))
+        return PairedResult(Outcome.OK, "", (blocks,))
 
     said = other_nodes_than_pilot(
         pilot, (pair,), (process(nodes("attend"), nodes("flash")), process(candidate, baseline))

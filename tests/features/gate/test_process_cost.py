@@ -9,6 +9,7 @@ import pytest
 
 from pytest_fa.features.gate.process_cost import USUAL, ProcessCost, correction, cost_of, expected_cost, part_seconds
 from pytest_fa.records.gated import Gate, GatePair
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Environment, to_json
 from pytest_fa.wire.jobs import PairedResult
@@ -26,7 +27,7 @@ def gate(pairs: int = 2, **seconds: float) -> Gate:
 
 def result(**seconds: float) -> PairedResult:
     """The result of one process that took these seconds in its parts."""
-    return PairedResult("ok", "", (), seconds=seconds)
+    return PairedResult(Outcome.OK, "", (), seconds=seconds)
 
 
 def write_log(folder: Path, name: str, environment: Environment, *gates: Gate) -> None:
@@ -39,7 +40,7 @@ def write_log(folder: Path, name: str, environment: Environment, *gates: Gate) -
 
 def test_parts_are_means_over_processes() -> None:
     """Each part is the mean over the processes, in the order of the parts; processes without seconds do not count."""
-    results = [result(samples=1.0, processes=0.2), result(samples=3.0, processes=0.4), PairedResult("ok", "", ())]
+    results = [result(samples=1.0, processes=0.2), result(samples=3.0, processes=0.4), PairedResult(Outcome.OK, "", ())]
     assert list(part_seconds(results).items()) == [("processes", pytest.approx(0.3)), ("samples", 2.0)]
 
 
@@ -97,7 +98,7 @@ def test_only_the_second_processes_correct_the_estimate() -> None:
     cost = ProcessCost(1.0, 2.0)
     assert correction("mine", cost, [result(samples=9.0)], 1, 1) == ""
     assert correction("mine", cost, [result(samples=9.0)] * 3, 1, 1) == ""
-    assert correction("mine", cost, [PairedResult("ok", "", ())] * 2, 1, 1) == ""
+    assert correction("mine", cost, [PairedResult(Outcome.OK, "", ())] * 2, 1, 1) == ""
     assert correction("mine", cost, [result(samples=9.0)] * 2, 1, 2) == ""
     assert correction("mine", cost, [result(samples=9.0)] * 4, 1, 2) != ""
 

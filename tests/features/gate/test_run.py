@@ -19,6 +19,7 @@ from pytest_fa.features.gate.pilot import BaselineTime, slower_than_pilot
 from pytest_fa.host.client import Workers
 from pytest_fa.host.profiler_workers import ProfilerWorkers
 from pytest_fa.records.costs import Costs
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import SamplePlan
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
@@ -81,7 +82,7 @@ class SimulatedRunner(CaseRunner):
 def blocks(*log_ratios: float, dropped: int = 0) -> PairedResult:
     """The result of one process with one pair."""
     control = tuple(0.0001 * index for index in range(len(log_ratios)))
-    return PairedResult("ok", "", (PairBlocks(log_ratios, control, dropped, 9.0, 10.0, "simulated"),))
+    return PairedResult(Outcome.OK, "", (PairBlocks(log_ratios, control, dropped, 9.0, 10.0, "simulated"),))
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_later_processes_follow_the_first(variants: tuple[Variant, Variant], tmp
     plan = SamplePlan((7, 5, 6), is_captured=True)
     pair = msgspec.structs.replace(blocks(*[-0.105] * 8).arm_pairs[0], plan=plan)
     records = {each.name: record(each.name, kind="speed", speed=CONFIRMED) for each in variants}
-    runner = SimulatedRunner(tmp_path, records, PairedResult("ok", "", (pair,)))
+    runner = SimulatedRunner(tmp_path, records, PairedResult(Outcome.OK, "", (pair,)))
     decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
     assert [job.plans for job in runner.jobs] == [(), *[(plan,)] * 5]
     assert len({job.seed for job in runner.jobs}) == 6
@@ -244,7 +245,7 @@ def gate_with_baseline(
     times_us = {"candidate": 9.0, "fast": 10.0}
     records = {name: record(name, kind="speed", speed=speed(time_us)) for name, time_us in times_us.items()}
     pair = msgspec.structs.replace(blocks(*[-0.105] * 6).arm_pairs[0], baseline_us=baseline_us)
-    runner = SimulatedRunner(tmp_path, records, PairedResult("ok", "", (pair,)))
+    runner = SimulatedRunner(tmp_path, records, PairedResult(Outcome.OK, "", (pair,)))
     environment = msgspec.structs.replace(runner.records.environment, gpu="NVIDIA A GPU")
     monkeypatch.setitem(vars(runner.records), "environment", environment)
     gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
@@ -296,7 +297,7 @@ def test_the_pilot_counts_when_a_gate_is_verified(
     assert gated.gate is not None
     assert [line for line in contradictions(gated, None, PROCESS_SD) if "verdict" in line] == []
     other = "INCONCLUSIVE" if gated.gate.verdict == "PASS" else "PASS"
-    outcome = {"PASS": "ok", "INCONCLUSIVE": "inconclusive"}[other]
+    outcome = {"PASS": Outcome.OK, "INCONCLUSIVE": Outcome.INCONCLUSIVE}[other]
     forged = msgspec.structs.replace(gated, gate=msgspec.structs.replace(gated.gate, verdict=other), outcome=outcome)
     assert any(f"the verdict is {other}, its samples give" in line for line in contradictions(forged, None, PROCESS_SD))
 
@@ -308,7 +309,7 @@ def test_a_slow_candidate_fails_whatever_its_baseline_took(
     candidate, baseline = variants
     records = {each.name: record(each.name, kind="speed", speed=speed(10.0)) for each in variants}
     pair = msgspec.structs.replace(blocks(*[0.7] * 6).arm_pairs[0], baseline_us=20.0)
-    runner = SimulatedRunner(tmp_path, records, PairedResult("ok", "", (pair,)))
+    runner = SimulatedRunner(tmp_path, records, PairedResult(Outcome.OK, "", (pair,)))
     environment = msgspec.structs.replace(runner.records.environment, gpu="NVIDIA A GPU")
     monkeypatch.setitem(vars(runner.records), "environment", environment)
     gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
@@ -327,14 +328,14 @@ def test_dropped_blocks_give_a_readable_record(variants: tuple[Variant, Variant]
 
 def test_a_process_that_fails_ends_the_gate(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
     """The outcome of a process that fails becomes the outcome of the gate, and no further process starts."""
-    gated, count = gate(variants, tmp_path, PairedResult("inconclusive", "cannot be captured: it waits", ()))
+    gated, count = gate(variants, tmp_path, PairedResult(Outcome.INCONCLUSIVE, "cannot be captured: it waits", ()))
     assert (gated.outcome, count, gated.message) == ("inconclusive", 1, "cannot be captured: it waits")
 
 
 def test_a_failed_pilot_is_run_again_as_a_gate(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
     """The rerun command of a gate whose candidate is wrong in the pilot runs `test_gate`, not `test_speed`."""
     candidate, baseline = variants
-    wrong = record("candidate", kind="speed", outcome="wrong", rerun_command="pytest -k test_speed")
+    wrong = record("candidate", kind="speed", outcome=Outcome.WRONG, rerun_command="pytest -k test_speed")
     runner = SimulatedRunner(tmp_path, {"candidate": wrong}, blocks(0.0))
     gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
     expected = f"pytest --fa-variant=candidate -k test_gate --fa-case={CASE.id} --fa-gate=0.95"

@@ -10,11 +10,12 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.discover import Catalog, discover
 from pytest_fa.features.github.annotations import annotation_lines, command
-from pytest_fa.records.record import Outcome, Record
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import Record
 from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_MANIFEST, RECORD, WriteVariant
 
 
-def failure(variant: str, message: str = "m", outcome: Outcome = "wrong", case: str = "case") -> Record:
+def failure(variant: str, message: str = "m", outcome: Outcome = Outcome.WRONG, case: str = "case") -> Record:
     """A failed record of a variant."""
     return msgspec.structs.replace(RECORD, id=f"{variant}-{case}", variant=variant, message=message, outcome=outcome)
 
@@ -34,13 +35,16 @@ def catalog(tmp_path: Path, write_variant: WriteVariant) -> Catalog:
         (failure("a_kernel"), "file=kernels/a_kernel/kernel.cu,line=1,"),
         (failure("a_kernel@BLOCK=64"), "file=kernels/a_kernel/kernel.cu,line=1,"),
         (
-            failure("a_kernel", "kernel.cu(12): error: x\nkernel.cu(13): error: y", "not_built"),
+            failure("a_kernel", "kernel.cu(12): error: x\nkernel.cu(13): error: y", Outcome.NOT_BUILT),
             "file=kernels/a_kernel/kernel.cu,line=12,",
         ),
-        (failure("a_kernel", "other_kernel.cu(12): error", "not_built"), "file=kernels/a_kernel/kernel.cu,line=1,"),
-        (failure("a_kernel", "3 spills", "over_limit"), "file=kernels/a_kernel/variant.yaml,line=1,"),
-        (failure("script", "KeyError: 1 (entry.py:7)", "failed"), "file=kernels/script/entry.py,line=7,"),
-        (failure("broken", "unknown key", "not_built"), "file=kernels/broken/variant.yaml,line=1,"),
+        (
+            failure("a_kernel", "other_kernel.cu(12): error", Outcome.NOT_BUILT),
+            "file=kernels/a_kernel/kernel.cu,line=1,",
+        ),
+        (failure("a_kernel", "3 spills", Outcome.OVER_LIMIT), "file=kernels/a_kernel/variant.yaml,line=1,"),
+        (failure("script", "KeyError: 1 (entry.py:7)", Outcome.FAILED), "file=kernels/script/entry.py,line=7,"),
+        (failure("broken", "unknown key", Outcome.NOT_BUILT), "file=kernels/broken/variant.yaml,line=1,"),
         (failure("noop"), ""),
         (failure("unknown"), ""),
     ],
@@ -55,7 +59,11 @@ def test_it_is_at_the_source_or_the_manifest(tmp_path: Path, catalog: Catalog, r
 def test_there_is_one_for_each_variant_and_fault(tmp_path: Path, catalog: Catalog) -> None:
     """Several failures of a variant with the same outcome are one annotation, which counts and names the others."""
     records = [failure("script", f"m{number}", case=str(number)) for number in range(9)]
-    records += [failure("script", outcome="hung"), failure("a_kernel"), msgspec.structs.replace(RECORD, outcome="ok")]
+    records += [
+        failure("script", outcome=Outcome.HUNG),
+        failure("a_kernel"),
+        msgspec.structs.replace(RECORD, outcome=Outcome.OK),
+    ]
     first, *others = annotation_lines(records, catalog, tmp_path)
     assert first.startswith("::error file=kernels/script/entry.py,line=1,title=script%3A wrong result::script-0: m0%0A")
     assert "and 8 more: script-1, script-2, script-3, script-4, script-5, ...%0Arerun: " in first
@@ -64,7 +72,7 @@ def test_there_is_one_for_each_variant_and_fault(tmp_path: Path, catalog: Catalo
 
 def test_a_gate_without_a_verdict_is_a_warning(tmp_path: Path, catalog: Catalog) -> None:
     """An inconclusive gate is a warning."""
-    (line,) = annotation_lines([failure("script", outcome="inconclusive")], catalog, tmp_path)
+    (line,) = annotation_lines([failure("script", outcome=Outcome.INCONCLUSIVE)], catalog, tmp_path)
     assert line.startswith("::warning file=")
 
 

@@ -10,6 +10,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.features.github.step_summary import LIMIT_BYTES, append_summary, markdown_text, summary_markdown
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from tests.factories import RECORD
 
@@ -23,7 +24,7 @@ def wrong(number: int, message: str = "m") -> Record:
 
 def test_an_ordinary_run_has_its_table(snapshot: SnapshotAssertion) -> None:
     """A run without profiles has a title, the counts, the rows of the terminal's table, and each failure once."""
-    right = msgspec.structs.replace(RECORD, outcome="ok", variant="right", check=None)
+    right = msgspec.structs.replace(RECORD, outcome=Outcome.OK, variant="right", check=None)
     lines = summary_markdown([right, RECORD, RECORD]).splitlines()
     assert lines[0] == "### Attention kernels on NVIDIA H200"
     assert lines[2].startswith("2 of 3 tests failed; pytest-fa ")
@@ -74,6 +75,6 @@ def test_earlier_parts_of_the_step_count(tmp_path: Path) -> None:
 
 def test_a_table_of_thousands_of_rows_is_cut() -> None:
     """The table has at most 1,000 rows and counts the others, so that the failures still fit."""
-    text = summary_markdown([msgspec.structs.replace(wrong(number), outcome="ok") for number in range(1200)])
+    text = summary_markdown([msgspec.structs.replace(wrong(number), outcome=Outcome.OK) for number in range(1200)])
     assert len(re.findall(r"^\| v\d", text, re.MULTILINE)) == 1000
     assert "and 200 more rows" in text

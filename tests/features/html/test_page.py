@@ -21,6 +21,7 @@ from pytest_fa.features.html.render import content_policy, html_report
 from pytest_fa.records.gated import Gate, GatePair
 from pytest_fa.records.judged import CrossCheck, Diagnosis
 from pytest_fa.records.log import save_records
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Ablation, Record, to_json
 from pytest_fa.records.timing import Agreement, Clocks
@@ -121,7 +122,10 @@ def small_run() -> list[Record]:
         record("fast", kind="profile", nsight=NSIGHT, environment=ON_H200),
         msgspec.structs.replace(RECORD, diagnosis=DIAGNOSIS),
         record(
-            "tool", kind="sanitize", outcome="hazard", sanitized=Sanitized("racecheck", "found", "1", "", 1.0, (), 1)
+            "tool",
+            kind="sanitize",
+            outcome=Outcome.HAZARD,
+            sanitized=Sanitized("racecheck", "found", "1", "", 1.0, (), 1),
         ),
     ]
 
@@ -174,7 +178,7 @@ def test_a_selftest_has_its_table() -> None:
     """Of a self-test, the page shows each kernel with the checks that rejected it, and how many were unexpected."""
     records = [
         record("zeros", kind="selftest", caught_by=("max",)),
-        record("slips", kind="selftest", outcome="failed", message="no check"),
+        record("slips", kind="selftest", outcome=Outcome.FAILED, message="no check"),
     ]
     text = page_of(records).text
     assert "self-test: 1 of 2 kernels with an unexpected result" in text
@@ -217,7 +221,11 @@ def test_the_hierarchy_takes_the_shape_with_most_candidates() -> None:
 def test_a_wrong_or_unconfirmed_time_is_not_the_finding(snapshot: SnapshotAssertion) -> None:
     """The sentence of the hierarchy names neither a wrong candidate nor one whose time is not confirmed."""
     denied = msgspec.structs.replace(speed(1.0), agreement=Agreement(False, "the clocks differ"))
-    records = [on_h200("wrong", 0.5, outcome="wrong"), on_h200("denied", 1.0, speed=denied), on_h200("right", 5.0)]
+    records = [
+        on_h200("wrong", 0.5, outcome=Outcome.WRONG),
+        on_h200("denied", 1.0, speed=denied),
+        on_h200("right", 5.0),
+    ]
     result, bad = hierarchy.hierarchy_of(records, None), hierarchy.hierarchy_of(records[:2], None)
     assert result is not None
     assert bad is not None

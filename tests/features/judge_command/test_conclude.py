@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import get_args
 
 import msgspec
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from pytest_fa.features.gate.gate import OUTCOMES
 from pytest_fa.features.judge_command.conclude import (
     RunResult,
     bottlenecks_of,
@@ -21,11 +21,13 @@ from pytest_fa.features.judge_command.conclude import (
     ratios_of,
     times_of,
 )
+from pytest_fa.features.judge_command.document import Status
 from pytest_fa.features.judge_command.question import Question
 from pytest_fa.records.gated import Gate, GatePair, GateVerdict
 from pytest_fa.records.judged import Diagnosis
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
-from pytest_fa.records.record import Outcome, Record
+from pytest_fa.records.record import Record
 from pytest_fa.records.tool_results import Bottleneck, CountedKernel, CounterDifference, NsightReport
 from tests.factories import CHECK, OK, SHAPE, SMALL_SHAPE, WRONG, record, variant
 
@@ -41,8 +43,7 @@ def gate_record(verdict: GateVerdict) -> Record:
     )
     pilot_us = {SHAPE: {"mine": 8.0, "sdpa": 10.0}, SMALL_SHAPE: {"mine": 9.0, "sdpa": 10.0}}
     gate = Gate(1.0, verdict, "by a lot", 6, 1, 0, 0.01, None, 12.0, pilot_us, pairs)
-    outcome: Outcome = {"PASS": "ok", "FAIL": "gate_failed", "INCONCLUSIVE": "inconclusive"}[verdict]  # type: ignore[assignment]
-    return record(kind="gate", outcome=outcome, gate=gate)
+    return record(kind="gate", outcome=OUTCOMES[verdict], gate=gate)
 
 
 @pytest.mark.parametrize(("verdict", "status"), [("PASS", "faster"), ("FAIL", "slower"), ("INCONCLUSIVE", "undecided")])
@@ -56,7 +57,7 @@ def noisy_gate(low: float, control: float, verdict: GateVerdict = "INCONCLUSIVE"
     controls = tuple((control * sign,) for sign in (1.0, 1.01, 0.99, 1.0, 1.01, 0.99))
     pair = GatePair(PairSamples(SHAPE, "sdpa", (), controls), low + 0.1, low, low + 0.2, None, None)
     gate = Gate(1.0, verdict, "noisy machine", 6, 1, 0, 0.01, None, 12.0, {}, (pair,))
-    return record(kind="gate", outcome="inconclusive", gate=gate)
+    return record(kind="gate", outcome=Outcome.INCONCLUSIVE, gate=gate)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_noise_hides_no_variant_that_is_far_slower(gate: Record, status: str) ->
     assert conclude(MINE, RunResult((RIGHT, gate)))[0] == status
 
 
-FAILURES = set(get_args(Outcome)) - {"ok", "not_measured", "inconclusive", "gate_failed"}
+FAILURES = {outcome for outcome in Outcome if outcome.is_failure} - {Outcome.GATE_FAILED}
 
 
 @pytest.mark.parametrize("outcome", sorted(FAILURES))
@@ -87,7 +88,9 @@ def test_no_failure_is_faster(outcome: Outcome) -> None:
 
 def test_a_cheat_counts_more_than_an_earlier_failure() -> None:
     """The proof of a cheat decides, also behind a wrong output."""
-    run = RunResult((record(outcome="wrong", message="m"), record(outcome="cheat", message="it lied", kind="speed")))
+    run = RunResult(
+        (record(outcome=Outcome.WRONG, message="m"), record(outcome=Outcome.CHEAT, message="it lied", kind="speed"))
+    )
     assert conclude(MINE, run) == ("cheat", f"mine-{SHAPE}-seed0: cheat: it lied")
 
 
@@ -100,7 +103,7 @@ def test_a_cheat_counts_more_than_an_earlier_failure() -> None:
         (RunResult((RIGHT,), Counter(["not gated"])), ("machine", "mine was not judged: not gated")),
         (RunResult((RIGHT, gate_record("PASS")), problem="disk full"), ("machine", "disk full")),
         (
-            RunResult((RIGHT, record(kind="gate", outcome="inconclusive", message="no baseline"))),
+            RunResult((RIGHT, record(kind="gate", outcome=Outcome.INCONCLUSIVE, message="no baseline"))),
             ("undecided", f"mine-{SHAPE}-seed0: no verdict: no baseline"),
         ),
     ],
@@ -135,7 +138,7 @@ def test_the_document_has_the_times_of_the_pilot() -> None:
 
 def test_checks_count_cases_and_properties() -> None:
     """Cases and properties are counted; builds and gates are not."""
-    records = (record(kind="build"), RIGHT, record(kind="property"), record(outcome="wrong"), gate_record("PASS"))
+    records = (record(kind="build"), RIGHT, record(kind="property"), record(outcome=Outcome.WRONG), gate_record("PASS"))
     checks = checks_of(RunResult(records, Counter(["x", "x"])))
     assert (checks.passed, checks.failed, checks.not_run) == (2, 1, {"x": 2})
 
@@ -143,16 +146,16 @@ def test_checks_count_cases_and_properties() -> None:
 def test_a_failure_has_its_place_and_cause() -> None:
     """A wrong output has the bounds, the place and the likely cause; a failed build has none of them."""
     diagnosis = Diagnosis(("map",), "scale missing", (), "")
-    wrong = record(outcome="wrong", message="m", caught_by=("max",), check=CHECK, diagnosis=diagnosis)
+    wrong = record(outcome=Outcome.WRONG, message="m", caught_by=("max",), check=CHECK, diagnosis=diagnosis)
     failure = failure_of(wrong)
     assert failure is not None
     assert failure.place is not None
     assert (failure.checks, failure.cause, failure.place.first_bad) == (("max",), "scale missing", CHECK.first_bad)
     assert (failure.place.error_map, failure.bounds, failure.case) == (("map",), CHECK.bounds, f"{SHAPE}-seed0")
-    build = failure_of(record(kind="build", outcome="not_built", message="m"))
+    build = failure_of(record(kind="build", outcome=Outcome.NOT_BUILT, message="m"))
     assert build is not None
     assert (build.place, build.bounds, build.case, failure_of(None)) == (None, (), None, None)
-    right_but_late = failure_of(record(outcome="wrong", message="guard bands", check=OK))
+    right_but_late = failure_of(record(outcome=Outcome.WRONG, message="guard bands", check=OK))
     assert right_but_late is not None
     assert right_but_late.place is None
 
@@ -179,7 +182,7 @@ def test_a_profile_says_what_decides_the_time() -> None:
 def test_next_steps_name_a_command(snapshot: SnapshotAssertion) -> None:
     """A slower variant on a GPU is to be profiled; a wrong one is to be repeated alone."""
     question = Question("mine", ("mine",))
-    slower = next_steps(question, "slower", RunResult((RIGHT, gate_record("FAIL"))), on_gpu=True)
+    slower = next_steps(question, Status.SLOWER, RunResult((RIGHT, gate_record("FAIL"))), on_gpu=True)
     assert snapshot == slower
-    wrong = RunResult((record(outcome="wrong", message="m", check=WRONG, rerun_command="pytest -k this"),))
-    assert next_steps(question, "wrong", wrong, on_gpu=True) == ("one test alone: pytest -k this",)
+    wrong = RunResult((record(outcome=Outcome.WRONG, message="m", check=WRONG, rerun_command="pytest -k this"),))
+    assert next_steps(question, Status.WRONG, wrong, on_gpu=True) == ("one test alone: pytest -k this",)

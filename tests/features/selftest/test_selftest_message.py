@@ -12,6 +12,7 @@ from pytest_fa.features.selftest import selftest as run
 from pytest_fa.features.selftest.selftest import run_selftest_kernel
 from pytest_fa.host.client import Workers
 from pytest_fa.host.profiler_workers import ProfilerWorkers
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner
@@ -28,9 +29,9 @@ def test_it_says_what_each_check_said_first(
     (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
 
     def runs(*_: object) -> Iterator[Record]:
-        yield record(outcome="wrong", caught_by=("gain",), message="the gain is 0.9\nmore")
-        yield record(outcome="failed", caught_by=("exception",), message="OutOfMemoryError: CUDA out of memory")
-        yield record(outcome="failed", caught_by=("exception",), message="a later one")
+        yield record(outcome=Outcome.WRONG, caught_by=("gain",), message="the gain is 0.9\nmore")
+        yield record(outcome=Outcome.FAILED, caught_by=("exception",), message="OutOfMemoryError: CUDA out of memory")
+        yield record(outcome=Outcome.FAILED, caught_by=("exception",), message="a later one")
 
     monkeypatch.setattr(run, "_runs", runs)
     run_options = options(tmp_path)

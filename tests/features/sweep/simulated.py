@@ -27,7 +27,7 @@ from pytest_fa.features.sweep.search import BuiltPoint, GateAnswer, run_trial
 from pytest_fa.features.sweep.shared_study import SharedStudy
 from pytest_fa.features.sweep.storage import open_storage, require_optuna
 from pytest_fa.features.sweep.suggest import Space, Suggester
-from pytest_fa.features.sweep.trial_result import ConfirmedRatio, TrialResult
+from pytest_fa.features.sweep.trial_result import ConfirmedRatio, TrialOutcome, TrialResult
 from pytest_fa.records.paired import PairSamples
 
 NOISE = Path(__file__).parents[3] / "profiles" / "nvidia-h200" / "noise.json"
@@ -84,13 +84,13 @@ class RecordedBench:
     def judge(self, point: Point) -> TrialResult | None:
         """A wrong configuration is found."""
         self.log.append(("judge", point_text(point)))
-        return TrialResult("wrong", "max error") if self._wrong(point) else None
+        return TrialResult(TrialOutcome.WRONG, "max error") if self._wrong(point) else None
 
     def measure(self, point: Point) -> TrialResult:
         """The mean of one recorded process."""
         self.log.append(("measure", point_text(point)))
         blocks, _ = self._process()
-        return TrialResult("right", log_ratio=self._effect(point) + statistics.fmean(blocks))
+        return TrialResult(TrialOutcome.RIGHT, log_ratio=self._effect(point) + statistics.fmean(blocks))
 
     def check_unsearched(self, point: Point) -> tuple[int, TrialResult | None]:
         """Nothing else is wrong."""

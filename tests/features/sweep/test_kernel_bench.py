@@ -21,8 +21,9 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sweep import kernel_bench
 from pytest_fa.features.sweep.kernel_bench import KernelBench
 from pytest_fa.features.sweep.search import BuiltPoint
-from pytest_fa.features.sweep.trial_result import TrialResult
-from pytest_fa.records.record import Outcome, Record
+from pytest_fa.features.sweep.trial_result import TrialOutcome, TrialResult
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import Record
 from pytest_fa.session.refusals import CannotRun
 from pytest_fa.session.session import Session
 from pytest_fa.wire.jobs import Arm, PairBlocks, PairedJob, PairedResult
@@ -57,7 +58,7 @@ def test_a_build_decides_before_any_run(tmp_path: Path) -> None:
     session = Session(options(tmp_path, cache=tmp_path / "cache"))
     session.builds.needed = {parent.name: parent}
     bench = KernelBench(session, parent, (CASE,), (), lambda _: None)
-    assert bench.build({"BLOCK": 64, "UNUSED": 0}) == TrialResult("same_code", "it is the parent itself")
+    assert bench.build({"BLOCK": 64, "UNUSED": 0}) == TrialResult(TrialOutcome.SAME_CODE, "it is the parent itself")
     same, other = bench.build({"BLOCK": 64, "UNUSED": 1}), bench.build({"BLOCK": 32, "UNUSED": 0})
     assert isinstance(same, BuiltPoint)
     assert isinstance(other, BuiltPoint)
@@ -84,7 +85,7 @@ def test_a_build_of_another_process_is_timed(tmp_path: Path, monkeypatch: pytest
     point: Point = {"BLOCK": 32, "UNUSED": 0}
     built = KernelBench(sessions[0], parent, (CASE,), (), lambda _: None).build(point)
     assert isinstance(built, BuiltPoint)
-    workers = Workers(PairedResult("ok", "", (blocks(outside_us=None),)))
+    workers = Workers(PairedResult(Outcome.OK, "", (blocks(outside_us=None),)))
     monkeypatch.setattr(kernel_bench, "device_of", lambda _: "cuda")
     monkeypatch.setattr(kernel_bench, "timing_lock", lambda _: nullcontext())  # which another run may hold
     monkeypatch.setattr(sessions[1].runner, "workers", workers)
@@ -153,7 +154,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, result: PairedResult) -> tuple[Tri
 
 def test_a_time_is_a_ratio_of_paired_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Configuration and parent are timed in one job, and the result is the mean log-ratio of its blocks."""
-    result, job = measured(monkeypatch, PairedResult("ok", "", (blocks(),)))
+    result, job = measured(monkeypatch, PairedResult(Outcome.OK, "", (blocks(),)))
     (pair,) = job.arm_pairs
     assert ("tuned@M=2", "tuned") == (pair.candidate.variant.name, pair.baseline.variant.name)
     assert job.shares_gpu
@@ -165,14 +166,14 @@ def test_a_time_is_a_ratio_of_paired_calls(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("result", "outcome", "reason"),
     [
-        (PairedResult("wrong", "max error in timed calls", ()), "wrong", "max error"),
-        (PairedResult("cheat", "functions were replaced", ()), "wrong", "functions"),
-        (PairedResult("hung", "no answer", ()), "hung", "no answer"),
-        (PairedResult("device_error", "context lost", ()), "crashed", "context lost"),
-        (PairedResult("inconclusive", "cannot capture", ()), "not_timed", "cannot capture"),
-        (PairedResult("ok", "", (blocks(dropped=1),)), "not_timed", "1 of 3 blocks were dropped"),
-        (PairedResult("ok", "", (blocks(blocks=(), dropped=4),)), "not_timed", "4 of 4 blocks were dropped"),
-        (PairedResult("ok", "", (blocks(outside_us=(10.0, 10.0)),)), "not_timed", "another ratio, by +11.1 %"),
+        (PairedResult(Outcome.WRONG, "max error in timed calls", ()), Outcome.WRONG, "max error"),
+        (PairedResult(Outcome.CHEAT, "functions were replaced", ()), Outcome.WRONG, "functions"),
+        (PairedResult(Outcome.HUNG, "no answer", ()), Outcome.HUNG, "no answer"),
+        (PairedResult(Outcome.DEVICE_ERROR, "context lost", ()), "crashed", "context lost"),
+        (PairedResult(Outcome.INCONCLUSIVE, "cannot capture", ()), "not_timed", "cannot capture"),
+        (PairedResult(Outcome.OK, "", (blocks(dropped=1),)), "not_timed", "1 of 3 blocks were dropped"),
+        (PairedResult(Outcome.OK, "", (blocks(blocks=(), dropped=4),)), "not_timed", "4 of 4 blocks were dropped"),
+        (PairedResult(Outcome.OK, "", (blocks(outside_us=(10.0, 10.0)),)), "not_timed", "another ratio, by +11.1 %"),
     ],
 )
 def test_what_is_not_clean_has_no_time(
@@ -203,17 +204,17 @@ def test_a_judged_case_that_says_nothing_ends_the_trial(changes: dict[str, Any],
 def test_a_changed_file_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a file changed during a job, the trial is given up, because nothing was learned about the configuration."""
     with pytest.raises(CannotRun, match="changed"):
-        measured(monkeypatch, PairedResult("build_changed", "kernel.cu changed", ()))
+        measured(monkeypatch, PairedResult(Outcome.BUILD_CHANGED, "kernel.cu changed", ()))
 
 
 def test_a_gate_has_the_build_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate makes sure of the build before it asks for an arm, and its record says how to ask again."""
-    bench = bench_with(monkeypatch, Workers(PairedResult("ok", "", (blocks(),))))
+    bench = bench_with(monkeypatch, Workers(PairedResult(Outcome.OK, "", (blocks(),))))
     seen: list[str] = []
 
     def decide(_: object, each: Variant, *__: object) -> Record:
         seen.append(bench._builds.arm(each).variant.name)
-        return msgspec.structs.replace(record("tuned"), outcome="inconclusive", message="the machine is noisy")
+        return msgspec.structs.replace(record("tuned"), outcome=Outcome.INCONCLUSIVE, message="the machine is noisy")
 
     monkeypatch.setattr(kernel_bench, "decide_gate", decide)
     monkeypatch.setattr(kernel_bench, "rerun_command", lambda *_: "pytest")
@@ -230,7 +231,7 @@ def test_an_edit_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     def require_unchanged() -> None:
         raise CannotRun("changed during the sweep")
 
-    bench = bench_with(monkeypatch, Workers(PairedResult("ok", "", (blocks(),))), (OTHER,), require_unchanged)
+    bench = bench_with(monkeypatch, Workers(PairedResult(Outcome.OK, "", (blocks(),))), (OTHER,), require_unchanged)
     for step in (bench.judge, bench.measure, bench.check_unsearched, bench.measure_unsearched, bench.gate):
         with pytest.raises(CannotRun, match="changed during the sweep"):
             step({"M": 2})
@@ -239,7 +240,7 @@ def test_an_edit_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_edit_while_it_is_timed_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that is saved while a process times it gives no time, and no process begins after it."""
-    workers = Workers(PairedResult("ok", "", (blocks(),)))
+    workers = Workers(PairedResult(Outcome.OK, "", (blocks(),)))
 
     def require_unchanged() -> None:
         if workers.jobs:
@@ -252,7 +253,9 @@ def test_an_edit_while_it_is_timed_is_no_result(monkeypatch: pytest.MonkeyPatch)
     assert 1 == len(workers.jobs)
 
 
-@pytest.mark.parametrize(("outcome", "expected"), [("wrong", "wrong"), ("cheat", "wrong"), ("hung", "hung")])
+@pytest.mark.parametrize(
+    ("outcome", "expected"), [(Outcome.WRONG, "wrong"), (Outcome.CHEAT, "wrong"), (Outcome.HUNG, "hung")]
+)
 def test_a_problem_where_it_was_not_searched_is_returned(
     monkeypatch: pytest.MonkeyPatch, outcome: Outcome, expected: str, snapshot: SnapshotAssertion
 ) -> None:
@@ -266,11 +269,11 @@ def test_a_problem_where_it_was_not_searched_is_returned(
 
 def test_times_where_it_was_not_searched_are_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without a problem gives the ratio of each unsearched shape; a changed file gives none."""
-    bench = bench_with(monkeypatch, Workers(PairedResult("ok", "", (blocks(),))), (OTHER,))
+    bench = bench_with(monkeypatch, Workers(PairedResult(Outcome.OK, "", (blocks(),))), (OTHER,))
     ratios = bench.measure_unsearched({"M": 2})
     assert isinstance(ratios, dict)
     assert {OTHER.shape_id: pytest.approx(math.log(0.9))} == ratios
-    bench = bench_with(monkeypatch, Workers(PairedResult("build_changed", "kernel.cu changed", ())), (OTHER,))
+    bench = bench_with(monkeypatch, Workers(PairedResult(Outcome.BUILD_CHANGED, "kernel.cu changed", ())), (OTHER,))
     with pytest.raises(CannotRun, match=r"kernel\.cu changed"):
         bench.measure_unsearched({"M": 2})
 
@@ -282,7 +285,7 @@ def test_a_configuration_is_judged_in_every_property() -> None:
 
     def check(each: Variant, name: str) -> Record:
         assert each.name in builds.added
-        outcome: Outcome = "wrong" if name == names[-1] else "ok"
+        outcome: Outcome = Outcome.WRONG if name == names[-1] else Outcome.OK
         return msgspec.structs.replace(record("tuned"), outcome=outcome, message="max error", case=None, id=name)
 
     run_plan = SimpleNamespace(plan=SimpleNamespace(properties=[]))

@@ -12,7 +12,7 @@ from pytest_fa.features.sweep.finals import LEAST_ROUNDS, NONE, end_sweep, ranke
 from pytest_fa.features.sweep.plugin import SamplerName
 from pytest_fa.features.sweep.search import GateAnswer, run_trial
 from pytest_fa.features.sweep.suggest import Space, Suggester, key_of
-from pytest_fa.features.sweep.trial_result import ROUNDS, SweepEnd, SweepTrial, TrialResult
+from pytest_fa.features.sweep.trial_result import ROUNDS, SweepEnd, SweepTrial, TrialOutcome, TrialResult
 from tests.features.sweep.simulated import DEFINES, SHAPE, SIXTY, Effect, RecordedBench, in_memory
 
 pytest.importorskip("optuna")
@@ -109,13 +109,13 @@ def test_after_a_dismissal_the_next_ones_are_timed_in_full(wrong_at: str) -> Non
     class WrongOnce(RecordedBench):
         def check_unsearched(self, point: Point) -> tuple[int, TrialResult | None]:
             is_wrong = wrong_at == "elsewhere" and point == points[7]
-            return 5, TrialResult("wrong", "b2h2s64d64-fp16") if is_wrong else None
+            return 5, TrialResult(TrialOutcome.WRONG, "b2h2s64d64-fp16") if is_wrong else None
 
         def measure(self, point: Point) -> TrialResult:
             nonlocal times
             times += point == points[7]
             is_wrong = point == points[7] and times == {"the first time": 2, "the third time": 4}.get(wrong_at)
-            return TrialResult("crashed", "in timed calls") if is_wrong else super().measure(point)
+            return TrialResult(TrialOutcome.CRASHED, "in timed calls") if is_wrong else super().measure(point)
 
     bench = WrongOnce(lambda point: -0.3 if point == points[7] else -0.05 - 0.001 * points.index(point), 5)
     _, end = swept(SIXTY, bench, 5)
@@ -161,7 +161,7 @@ def test_what_is_wrong_only_elsewhere_does_not_win() -> None:
 
     class WrongElsewhere(RecordedBench):
         def check_unsearched(self, point: Point) -> tuple[int, TrialResult | None]:
-            return 5, TrialResult("wrong", "b2h2s64d64-fp16") if point == points[7] else None
+            return 5, TrialResult(TrialOutcome.WRONG, "b2h2s64d64-fp16") if point == points[7] else None
 
     ratios = {key_of(points[7]): -0.2, key_of(points[9]): -0.1}
     _, end = swept(SIXTY, WrongElsewhere(lambda point: ratios.get(key_of(point), 0.0), 5), 5)
@@ -176,7 +176,7 @@ def test_what_is_wrong_while_it_is_timed_elsewhere_does_not_win() -> None:
 
     class WrongInTimedCalls(RecordedBench):
         def measure_unsearched(self, point: Point) -> dict[str, float] | TrialResult:
-            return TrialResult("wrong", "max error in timed calls") if point == points[7] else {SHAPE: -0.1}
+            return TrialResult(TrialOutcome.WRONG, "max error in timed calls") if point == points[7] else {SHAPE: -0.1}
 
     ratios = {key_of(points[7]): -0.2, key_of(points[9]): -0.1}
     bench = WrongInTimedCalls(lambda point: ratios.get(key_of(point), 0.0), 5)
@@ -191,7 +191,7 @@ def test_an_end_says_that_all_faster_ones_are_wrong_elsewhere() -> None:
 
     class WrongElsewhere(RecordedBench):
         def check_unsearched(self, point: Point) -> tuple[int, TrialResult | None]:
-            return 5, TrialResult("wrong", point_text(point))
+            return 5, TrialResult(TrialOutcome.WRONG, point_text(point))
 
     fast = Space(SIXTY, DEFINES).points[7]
     bench = WrongElsewhere(lambda point: -0.2 if point == fast else 0.1, 5)
@@ -208,13 +208,13 @@ def test_a_slower_finalist_hides_no_faster_one() -> None:
     class Exact(RecordedBench):
         def measure(self, point: Point) -> TrialResult:
             sign = self._random.choice((-1, 1))
-            return TrialResult("right", log_ratio=again[point_text(point)] + 0.0005 * sign)
+            return TrialResult(TrialOutcome.RIGHT, log_ratio=again[point_text(point)] + 0.0005 * sign)
 
         def gate(self, point: Point) -> GateAnswer:
             return GateAnswer("PASS", point_text(point), ())
 
     def trial(number: int) -> SweepTrial:
-        result = TrialResult("right", log_ratio=0.0, counters={"registers_per_thread": 64 + 64 * number})
+        result = TrialResult(TrialOutcome.RIGHT, log_ratio=0.0, counters={"registers_per_thread": 64 + 64 * number})
         return SweepTrial(number, "ended", points[number], result=result)
 
     end = end_sweep([trial(0), trial(1)], Exact(EQUAL, 1), ("registers_per_thread",), 1, lambda _: None, lambda _: None)

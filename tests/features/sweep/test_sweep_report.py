@@ -21,6 +21,7 @@ from pytest_fa.features.sweep.trial_result import (
     PairedTime,
     SweepEnd,
     SweepTrial,
+    TrialOutcome,
     TrialResult,
 )
 
@@ -37,15 +38,19 @@ FACTS = {
 def right(number: int, m: int, mode: str, ratio: float) -> SweepTrial:
     """A configuration that was timed."""
     shapes = {"b1h8s512d64-fp16": PairedTime(10 * ratio, 10.0, math.log(ratio))}
-    result = TrialResult("right", "", math.log(ratio), shapes, {"registers_per_thread": 96}, "c0de", None, 1.5, 4.0)
+    result = TrialResult(
+        TrialOutcome.RIGHT, "", math.log(ratio), shapes, {"registers_per_thread": 96}, "c0de", None, 1.5, 4.0
+    )
     return SweepTrial(number, "ended", {"M": m, "MODE": mode}, result=result, begun=1_790_000_000.0)
 
 
 TRIALS = [
     right(0, 32, "A", 1.1),
     right(1, 64, "A", 0.9),
-    SweepTrial(2, "ended", {"M": 64, "MODE": "B"}, result=TrialResult("wrong", "max error 1, allowed 0.1")),
-    SweepTrial(3, "ended", {"M": 32, "MODE": "B"}, result=TrialResult("same_code", "t000 has it", same_as=0)),
+    SweepTrial(2, "ended", {"M": 64, "MODE": "B"}, result=TrialResult(TrialOutcome.WRONG, "max error 1, allowed 0.1")),
+    SweepTrial(
+        3, "ended", {"M": 32, "MODE": "B"}, result=TrialResult(TrialOutcome.SAME_CODE, "t000 has it", same_as=0)
+    ),
     SweepTrial(4, "released", {"M": 32, "MODE": "B"}),
 ]
 FINALISTS = (Finalist(1, TRIALS[1].point, math.log(0.9), (math.log(0.92), math.log(0.92))),)

@@ -21,7 +21,7 @@ from pytest_fa.features.sweep.search import GateAnswer, run_trial
 from pytest_fa.features.sweep.study_facts import study_facts
 from pytest_fa.features.sweep.sweep import SweepRun
 from pytest_fa.features.sweep.sweeping import START_KEY, SWEEP_KEY, SweepStart, skip_reason, write_sweep
-from pytest_fa.features.sweep.trial_result import SweepEnd, SweepTrial, TrialResult
+from pytest_fa.features.sweep.trial_result import SweepEnd, SweepTrial, TrialOutcome, TrialResult
 from pytest_fa.plugin.state import OPTIONS_KEY, SESSION_KEY
 from pytest_fa.records.record import Record
 from pytest_fa.session.session import Session
@@ -172,7 +172,9 @@ def test_finals_wait_for_a_trial_that_began_meanwhile(tmp_path: Path, monkeypatc
 )
 def test_only_a_run_that_would_add_trials_is_told(tried: int, budget: int, feasible: int, *, is_told: bool) -> None:
     """A run is not told if the study has all trials of its command, or every configuration."""
-    trials = [SweepTrial(number, "ended", {"M": number}, result=TrialResult("right")) for number in range(tried)]
+    trials = [
+        SweepTrial(number, "ended", {"M": number}, result=TrialResult(TrialOutcome.RIGHT)) for number in range(tried)
+    ]
     assert bool(closed_line(trials, budget, feasible)) is is_told
 
 

@@ -7,6 +7,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.features.watch.watch_lines import build_line, time_line, untimed_line, wrong_shape_line
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU, Clocks
 from tests.factories import SHAPE, build, record, speed
@@ -50,10 +51,10 @@ def test_the_ratio_to_the_baseline(snapshot: SnapshotAssertion) -> None:
 
 def test_shapes_without_a_time(snapshot: SnapshotAssertion) -> None:
     """A shape that was not timed says why; one with failed checks says how many."""
-    wrong = record(outcome="wrong")
+    wrong = record(outcome=Outcome.WRONG)
     assert untimed_line(record(kind="speed")) == f"mine {SHAPE}: right, not timed"
-    assert untimed_line(record(kind="speed", outcome="wrong")) == f"mine {SHAPE}: wrong, not timed"
-    assert snapshot == wrong_shape_line([record(), wrong, record(outcome="hung")])
+    assert untimed_line(record(kind="speed", outcome=Outcome.WRONG)) == f"mine {SHAPE}: wrong, not timed"
+    assert snapshot == wrong_shape_line([record(), wrong, record(outcome=Outcome.HUNG)])
 
 
 def test_registers_and_spills_of_a_build(snapshot: SnapshotAssertion) -> None:

@@ -18,6 +18,7 @@ from pytest_fa.gpu.graphs import CannotCapture
 from pytest_fa.gpu.inputs import is_poison, make_inputs, poisoned_output
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.connection import CandidateLost, KernelRaised, Remote
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.wire.channel import Channel, channel_pair
 from pytest_fa.wire.commands import (
     NUMBER_BYTES,
@@ -28,6 +29,7 @@ from pytest_fa.wire.commands import (
     Forget,
     MakeCall,
     Open,
+    ProblemKind,
     ReplayCall,
     ReplaySeries,
     Run,
@@ -327,12 +329,12 @@ def test_silence_is_a_hang() -> None:
         candidate.ask(EndJob(), 0.1)
     candidate.abandon()
     far.close()
-    assert lost.value.ending == "hung"
+    assert lost.value.ending == Outcome.HUNG
 
 
 def test_texts_of_a_candidate_are_bounded_and_printable() -> None:
     """A message of a candidate has control characters escaped, and at most 20,000 of its characters count."""
-    answer = encode_answer(CallProblem("failed", "\x1b[2J" + "a" * 100_000, ""))
+    answer = encode_answer(CallProblem(ProblemKind.FAILED, "\x1b[2J" + "a" * 100_000, ""))
     with answering(answer) as candidate, pytest.raises(KernelRaised) as raised:
         candidate.ask(Forget(), 5.0)
     assert str(raised.value).startswith("\\x1b[2Jaaa")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pytest_fa.candidate import agent
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.server import process
 from pytest_fa.wire.channel import Channel
 from pytest_fa.wire.commands import EndJob
@@ -15,7 +16,7 @@ from pytest_fa.wire.jobs import CaseResult
 from tests.factories import PYTHON_SOURCE
 from tests.worker_jobs import JobOfSource
 
-OK = CaseResult("ok", "", ())
+OK = CaseResult(Outcome.OK, "", ())
 
 
 @pytest.fixture

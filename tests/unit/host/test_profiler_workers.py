@@ -15,6 +15,7 @@ from pytest_fa.host.client import Workers
 from pytest_fa.host.fork_server import ForkServer, ProcessRole, Worker
 from pytest_fa.host.profiler_workers import PROFILED, ProfilerWorkers
 from pytest_fa.options.options import Options
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.record_factory import RecordFactory
@@ -128,7 +129,7 @@ class Jobs(Workers):
     def run(self, job: CaseJob) -> CaseResult:
         """Write the job down."""
         self.calls.append("time" if job.time else "check")
-        return CaseResult("ok", "", (), speed=speed(1.0) if job.time else None)
+        return CaseResult(Outcome.OK, "", (), speed=speed(1.0) if job.time else None)
 
 
 def runner_of(run_options: Options, calls: list[str]) -> CaseRunner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_fa.host.client import Workers
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.wire.jobs import CaseResult, PairedJob
 from tests.factories import PYTHON_SOURCE
 from tests.worker_jobs import JobOfSource
@@ -23,8 +24,8 @@ class LateSharing(Workers):
 
 def test_a_late_reason_is_not_accepted(job_of_source: JobOfSource) -> None:
     """Once a variant has run, missing shared memory fails the case: the variant could have caused it."""
-    lacks = CaseResult("failed", "no memory", (), lacks_sharing=True)
-    right = CaseResult("ok", "", ())
+    lacks = CaseResult(Outcome.FAILED, "no memory", (), lacks_sharing=True)
+    right = CaseResult(Outcome.OK, "", ())
     job = job_of_source(PYTHON_SOURCE)
     late = LateSharing(right, lacks)
     assert (late.run(job), late.run(job), late.unprotected) == (right, lacks, "")

@@ -14,6 +14,7 @@ from pytest_fa.plugin.record_file import SUSPECT, RunFile
 from pytest_fa.plugin.state import FILES_KEY, IMPORTS_KEY
 from pytest_fa.plugin.terminal import Results
 from pytest_fa.records.log import RecordLog
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, to_builtins
 from pytest_fa.records.written import read_written_or_none
 from tests.factories import options, record, right_record, variant
@@ -112,7 +113,7 @@ def test_a_full_disk_is_named_with_its_folder(file: RunFile, monkeypatch: pytest
 def test_a_lost_record_outweighs_a_missing_verdict(tmp_path: Path) -> None:
     """A gate without a verdict gives exit status 10; if a record of that run was lost, the status is 1."""
     results = Results(options(tmp_path))
-    undecided = record(kind="gate", outcome="inconclusive")
+    undecided = record(kind="gate", outcome=Outcome.INCONCLUSIVE)
     times = {"when": "call", "start": 1.0, "stop": 2.0, "duration": 1.0}
     report = SimpleNamespace(failed=True, fa_record=to_builtins(undecided), fa_companion=False, **times)
     results.take(report)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +191,3 @@ def test_an_old_attribute_gives_the_new_one(struct: type[msgspec.Struct], old: s
 def test_the_old_names_of_a_record_are_those_of_schema_3() -> None:
     """The old attributes of `Record` are the fields of schema 3 that the current `Record` does not have."""
     assert set(FIELDS[Record]) == set(schema_3()) - set(Record.__struct_fields__)
-
-
-@pytest.mark.parametrize("module", ["judged", "timing", "record"])
-def test_old_attributes_need_no_other_import(module: str) -> None:
-    """A program that imports only the module of a record type has its old attributes, too."""
-    code = f"import pytest_fa.records.{module} as m, pytest_fa.records.judged as j; print(j.Bound.judged is not None)"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert process.stdout == "True\n"

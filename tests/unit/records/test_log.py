@@ -18,6 +18,7 @@ from pytest_fa.records.built import Build, Kernel
 from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.files import UnreadableRecords
 from pytest_fa.records.log import RecordLog, read_records, save_records, saved_path
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import SCHEMA, Environment, Record, RecordKind, Source, to_json
 
 ENVIRONMENT = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11", "3.12.1", "Linux 6", "a CPU", "0.1.0")
@@ -34,7 +35,7 @@ def record(
         variant=variant,
         role="candidate",
         case=parse_case(case),
-        outcome="ok",
+        outcome=Outcome.OK,
         message="",
         caught_by=(),
         stages=(),

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
 
 from pytest_fa.records.judged import Bound
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.read import read_record
-from pytest_fa.records.record import Outcome, Record, to_builtins, to_json
+from pytest_fa.records.record import Record, to_builtins, to_json
 from pytest_fa.records.timing import Timing
 from tests.factories import BARE, CHECK, KERNEL, RECORD, SPEED
 
@@ -36,7 +37,7 @@ def test_a_record_is_one_line() -> None:
     assert len(to_json(RECORD).splitlines()) == 1
 
 
-@pytest.mark.parametrize("outcome", get_args(Outcome))
+@pytest.mark.parametrize("outcome", Outcome)
 def test_every_outcome_can_be_written(outcome: Outcome) -> None:
     """Each outcome is read back from its line."""
     assert outcome == read_record(to_json(msgspec.structs.replace(RECORD, outcome=outcome))).outcome

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.text import printable, printable_struct
 from pytest_fa.wire.jobs import CaseResult
 from tests.factories import RECORD
@@ -64,8 +65,8 @@ def test_every_string_of_a_struct_becomes_printable() -> None:
 
 def test_a_result_of_a_worker_becomes_printable() -> None:
     """`printable_struct` accepts any struct, such as the result that a worker process sends."""
-    result = CaseResult("failed", "\x1b]0;title\x07", (), ("\x9b",))
-    assert printable_struct(result) == CaseResult("failed", r"\x1b]0;title\x07", (), (r"\x9b",))
+    result = CaseResult(Outcome.FAILED, "\x1b]0;title\x07", (), ("\x9b",))
+    assert printable_struct(result) == CaseResult(Outcome.FAILED, r"\x1b]0;title\x07", (), (r"\x9b",))
 
 
 def test_a_struct_without_such_characters_is_returned_itself() -> None:

@@ -19,6 +19,7 @@ from pytest_fa.features.gate.plugin import GateOptions
 from pytest_fa.features.shards.plugin import ShardOptions
 from pytest_fa.options.options import Options
 from pytest_fa.records.log import save_records
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Environment, MachineIdentity, Record, to_json
 from pytest_fa.records.timing import Agreement
 from pytest_fa.session.baseline_choice import MOST_LOGS, RECENT_SECONDS, LeftOut, left_out_baselines, left_out_lines
@@ -88,7 +89,7 @@ def test_the_newest_record_counts(run: Options) -> None:
         run,
         "20260201T000000Z-1.jsonl",
         timed("sdpa_efficient", 9.0, measured_at=later),
-        timed("sdpa_math", 5.0, measured_at=later, outcome="wrong"),
+        timed("sdpa_math", 5.0, measured_at=later, outcome=Outcome.WRONG),
     )
     assert left_out(run) == [
         ("sdpa_cudnn", SHAPE, 1.111),

@@ -16,7 +16,8 @@ from pytest_fa.host import timing_lock
 from pytest_fa.host.client import Workers
 from pytest_fa.host.profiler_workers import ProfilerWorkers
 from pytest_fa.records.environment import Gpu
-from pytest_fa.records.record import Outcome, RecordKind
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import RecordKind
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.record_factory import RecordFactory
@@ -46,7 +47,7 @@ class KeepsJobs(Workers):
         """Keep the job, and return the next result."""
         self.jobs.append(job)
         self.locks.append(state_of(timing_lock.SHARED_FOLDERS[0]))
-        return self._results.pop(0) if self._results else CaseResult("ok", "", ())
+        return self._results.pop(0) if self._results else CaseResult(Outcome.OK, "", ())
 
     def start_processes(self, job: CaseJob) -> None:
         """Keep how the GPU's lock is held meanwhile."""
@@ -160,7 +161,7 @@ def test_a_wrong_variant_that_is_checked_first_never_has_the_gpu_to_itself(
     pretend(monkeypatch, H200)
     monkeypatch.setattr("pytest_fa.host.timing_lock.SHARED_FOLDERS", (tmp_path,))
     run_options = options(tmp_path, parts=(SelftestOptions(),))
-    workers = KeepsJobs(CaseResult("wrong", "max error", (), ("max",)))
+    workers = KeepsJobs(CaseResult(Outcome.WRONG, "max error", (), ("max",)))
     builds = Builds(run_options, RunPlan(run_options))
     runner = CaseRunner(run_options, builds, RecordFactory(run_options), workers, ProfilerWorkers())
 
@@ -182,7 +183,7 @@ def test_a_wrong_kernel_that_hangs_is_ended_sooner(
     assert runner.watchdog_seconds(msgspec.structs.replace(variant, role=role), device) == expected
 
 
-def lacking(outcome: Outcome = "failed") -> CaseResult:
+def lacking(outcome: Outcome = Outcome.FAILED) -> CaseResult:
     """A result for which the GPU had too little memory."""
     return CaseResult(outcome, "CUDA out of memory", (), lacks_memory=True)
 
@@ -236,7 +237,7 @@ def test_a_check_is_repeated_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr("pytest_fa.host.timing_lock.SHARED_FOLDERS", (tmp_path,))
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     run_options = options(tmp_path)
-    workers = KeepsJobs(lacking(), lacking("device_error"))
+    workers = KeepsJobs(lacking(), lacking(Outcome.DEVICE_ERROR))
     builds = Builds(run_options, RunPlan(run_options))
     runner = CaseRunner(run_options, builds, RecordFactory(run_options), workers, ProfilerWorkers())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fa.records.record import Outcome
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.session import machine_problem as module
 from pytest_fa.session.machine_problem import limit_problem, machine_problem, start_problem
 from tests.factories import record
@@ -44,7 +44,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     return limits
 
 
-def problem_of(message: str, outcome: Outcome = "failed", *folders: Path, caught_by: tuple[str, ...] = ()) -> str:
+def problem_of(message: str, outcome: Outcome = Outcome.FAILED, *folders: Path, caught_by: tuple[str, ...] = ()) -> str:
     """The problem of the machine with a record of this outcome."""
     return machine_problem(record(outcome=outcome, message=message, caught_by=caught_by), folders)
 
@@ -64,7 +64,7 @@ def test_a_full_folder_is_named(free: dict[str, int], tmp_path: Path, outcome: O
 def test_a_disk_that_is_read_only_is_not_full(free: dict[str, int]) -> None:
     """The disk of an image has no free space, and nothing is written there."""
     free[READ_ONLY] = 0
-    assert problem_of("DecodeError: Input data was truncated", "failed", Path(READ_ONLY)) == ""
+    assert problem_of("DecodeError: Input data was truncated", Outcome.FAILED, Path(READ_ONLY)) == ""
 
 
 @pytest.mark.parametrize("outcome", ["wrong", "cheat", "not_built", "build_changed", "unsupported", "ok"])
@@ -77,7 +77,7 @@ def test_other_outcomes_stay(free: dict[str, int], outcome: Outcome) -> None:
 def test_the_delegation_check_needs_room(free: dict[str, int]) -> None:
     """A call that fails beside torch's other attention is not delegation if a folder is full."""
     free[TEMPORARY] = 0
-    assert f"{TEMPORARY} is full" in problem_of("it fails in a process ...", "wrong", caught_by=("delegation",))
+    assert f"{TEMPORARY} is full" in problem_of("it fails in a process ...", Outcome.WRONG, caught_by=("delegation",))
 
 
 def test_a_disk_without_a_known_folder_is_named() -> None:

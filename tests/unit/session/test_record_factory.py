@@ -10,6 +10,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.features.ncu.plugin import NcuOptions
 from pytest_fa.features.sanitize.plugin import SanitizeOptions
 from pytest_fa.features.selftest.plugin import SelftestOptions
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import RecordKind
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.rerun import rerun_command
@@ -17,7 +18,7 @@ from pytest_fa.wire.jobs import CaseResult
 from tests.factories import options, variant
 
 CASE = parse_case("b1h2s64d64-fp16-seed3")
-RESULT = CaseResult("ok", "", ())
+RESULT = CaseResult(Outcome.OK, "", ())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pytest_fa.build.unchanged import source_hashes
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.wire.jobs import CaseResult
@@ -27,7 +28,7 @@ def mine(tmp_path: Path, write_variant: WriteVariant) -> Variant:
 
 def made(factory: RecordFactory, variant: Variant) -> Record:
     """The record of a right result."""
-    return factory.make("correct", variant, None, CaseResult("ok", "", ()))
+    return factory.make("correct", variant, None, CaseResult(Outcome.OK, "", ()))
 
 
 def test_a_record_has_the_hashes_of_its_sources(tmp_path: Path, mine: Variant) -> None:

@@ -11,10 +11,11 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.records.gated import Gate
+from pytest_fa.records.outcome import Outcome, State
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU, Agreement, Speed, Timing
 from pytest_fa.session.rerun import rerun_command
-from pytest_fa.table.answer import STATES, RunFacts, answer_lines
+from pytest_fa.table.answer import RunFacts, answer_lines
 from tests.factories import OK, SHAPE, SMALL_SHAPE, WRONG, build, options, record, speed
 
 NO_GPU = "mine needs a GPU, and this machine has none"
@@ -58,14 +59,15 @@ def test_a_faster_kernel_is_gated_next(snapshot: SnapshotAssertion) -> None:
 
 def test_a_wrong_kernel_is_run_again() -> None:
     """A kernel with a wrong result is red, has no ratio, and the next command runs its first failure again."""
-    wrong = record(outcome="wrong", check=WRONG, rerun_command="pytest -k this")
+    wrong = record(outcome=Outcome.WRONG, check=WRONG, rerun_command="pytest -k this")
     lines = answer_lines([record(check=OK), wrong, timed("mine", 5.0), sdpa(10.0)], RunFacts())
     assert [line.text for line in lines] == ["mine: wrong in 1 of 3", "rerun: pytest -k this"]
     assert lines[0].style == "red"
 
 
 @pytest.mark.parametrize(
-    ("outcome", "text"), [("launch_failed", "mine: launch failed in 1 of 1"), ("hung", "mine: hung in 1 of 1")]
+    ("outcome", "text"),
+    [(Outcome.LAUNCH_FAILED, "mine: launch failed in 1 of 1"), (Outcome.HUNG, "mine: hung in 1 of 1")],
 )
 def test_a_failure_is_named(outcome: Any, text: str) -> None:
     """A failure of another kind is named."""
@@ -80,7 +82,7 @@ def test_a_variant_that_was_only_built_says_why(snapshot: SnapshotAssertion) -> 
 
 def test_a_build_that_failed_is_run_again() -> None:
     """A variant that was not built has the command that builds it again."""
-    failed = record(kind="build", outcome="not_built", rerun_command="pytest -k test_build")
+    failed = record(kind="build", outcome=Outcome.NOT_BUILT, rerun_command="pytest -k test_build")
     assert answer([failed], NO_GPU) == ["mine: not built", "rerun: pytest -k test_build"]
 
 
@@ -123,7 +125,7 @@ def test_noise_has_no_ratio(snapshot: SnapshotAssertion) -> None:
 
 def test_a_failed_baseline_is_named(snapshot: SnapshotAssertion) -> None:
     """A baseline that fails is part of the answer."""
-    failed = record("sdpa_math", outcome="crashed", role="baseline", rerun_command="pytest -k math")
+    failed = record("sdpa_math", outcome=Outcome.CRASHED, role="baseline", rerun_command="pytest -k math")
     assert snapshot == answer([record(check=OK), failed])
 
 
@@ -133,7 +135,9 @@ def test_a_failed_baseline_is_named(snapshot: SnapshotAssertion) -> None:
 def test_many_variants_have_one_line(snapshot: SnapshotAssertion) -> None:
     """Twenty variants have one line: how many are right and wrong, and the fastest right one."""
     right = [timed(f"v{index:02}", 10.0 + index) for index in range(18)]
-    wrong = [record(f"w{index}", outcome="wrong", check=WRONG, rerun_command=f"pytest {index}") for index in range(2)]
+    wrong = [
+        record(f"w{index}", outcome=Outcome.WRONG, check=WRONG, rerun_command=f"pytest {index}") for index in range(2)
+    ]
     assert snapshot == answer([*wrong, *reversed(right), sdpa(20.0)])
 
 
@@ -171,20 +175,20 @@ def test_no_records_have_no_answer() -> None:
 def test_the_cause_of_the_first_failure_has_a_line(snapshot: SnapshotAssertion) -> None:
     """Between the answer and the rerun command stands the first line of the first failure, in full."""
     message = "max error is 0.3, allowed is 0.001\nmore"
-    wrong = record("mine", outcome="wrong", message=message, rerun_command="pytest -k this")
+    wrong = record("mine", outcome=Outcome.WRONG, message=message, rerun_command="pytest -k this")
     assert snapshot == [line.text for line in answer_lines([wrong, wrong], RunFacts())]
 
 
 # -- failures that are not judgements ---------------------------------------------------------------------------------
 
-PILOT_FAILED = record("mine", kind="gate", outcome="wrong", check=WRONG)
-NO_BASELINE = record("mine", kind="gate", outcome="inconclusive", message="no baseline supports it")
+PILOT_FAILED = record("mine", kind="gate", outcome=Outcome.WRONG, check=WRONG)
+NO_BASELINE = record("mine", kind="gate", outcome=Outcome.INCONCLUSIVE, message="no baseline supports it")
 GATE = Gate(0.95, "FAIL", "the ratio is above 0.95", 6, 0, 0, 0.02, None, 1.0, {}, ())
 
 
 def test_a_gate_that_failed_in_its_pilot_is_no_judgement() -> None:
     """Only judgements are counted; the failure of a gate's pilot is named beside them."""
-    wrong = record(outcome="wrong", check=WRONG)
+    wrong = record(outcome=Outcome.WRONG, check=WRONG)
     assert answer([wrong, PILOT_FAILED])[0] == "mine: wrong in 1 of 1; gate: wrong"
     assert answer([record(check=OK), PILOT_FAILED])[0] == "mine: gate: wrong; right in 1 of 1"
 
@@ -199,12 +203,12 @@ def test_a_gate_without_a_verdict_says_so(snapshot: SnapshotAssertion) -> None:
 @pytest.mark.parametrize(
     ("kind", "outcome", "text"),
     [
-        ("profile", "ok", "profiled"),
-        ("profile", "not_measured", "not profiled"),
-        ("sanitize", "not_measured", "not checked by compute-sanitizer"),
-        ("sanitize", "hazard", "hazard"),
-        ("build", "over_limit", "over limit"),
-        ("correct", "not_built", "not built"),
+        ("profile", Outcome.OK, "profiled"),
+        ("profile", Outcome.NOT_MEASURED, "not profiled"),
+        ("sanitize", Outcome.NOT_MEASURED, "not checked by compute-sanitizer"),
+        ("sanitize", Outcome.HAZARD, Outcome.HAZARD),
+        ("build", Outcome.OVER_LIMIT, "over limit"),
+        ("correct", Outcome.NOT_BUILT, "not built"),
     ],
 )
 def test_no_part_of_the_answer_is_empty(kind: Any, outcome: Any, text: str) -> None:
@@ -216,18 +220,18 @@ def test_the_states_of_many_variants(snapshot: SnapshotAssertion) -> None:
     """A variant that was not built or did not run is not called wrong."""
     records = [
         record("a", check=OK),
-        record("b", outcome="wrong", check=WRONG),
-        record("c", outcome="failed", message="No module named 'triton'"),
-        record("d", outcome="not_built"),
-        record("d", kind="build", outcome="not_built"),
+        record("b", outcome=Outcome.WRONG, check=WRONG),
+        record("c", outcome=Outcome.FAILED, message="No module named 'triton'"),
+        record("d", outcome=Outcome.NOT_BUILT),
+        record("d", kind="build", outcome=Outcome.NOT_BUILT),
         record("e", kind="build"),
-        record("h", outcome="cheat"),
-        record("f", kind="gate", outcome="gate_failed", gate=GATE),
-        record("g", kind="gate", outcome="inconclusive"),
+        record("h", outcome=Outcome.CHEAT),
+        record("f", kind="gate", outcome=Outcome.GATE_FAILED, gate=GATE),
+        record("g", kind="gate", outcome=Outcome.INCONCLUSIVE),
     ]
     counts = "1 right, 1 cheat, 1 wrong, 1 failed, 1 not built, 1 only built, 2 not judged"
     assert snapshot == answer(records)[0]
-    assert all(f"1 {state}" in counts or f"2 {state}" in counts for state in STATES)
+    assert all(f"1 {state}" in counts or f"2 {state}" in counts for state in State)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +268,7 @@ CPU_RECORDS = [timed("mine", 20.0, speed=on_cpu(20.0)), sdpa(10.0, speed=on_cpu(
     [
         ([BUILT], {"is_static": True}),
         (CPU_RECORDS, {"saves_times": False}),
-        ([timed("mine", 14.0), sdpa(10.0), record(kind="profile", outcome="not_measured")], {}),
+        ([timed("mine", 14.0), sdpa(10.0), record(kind="profile", outcome=Outcome.NOT_MEASURED)], {}),
         ([record(check=OK), timed("mine", 1.0, speed=None)], {}),
     ],
     ids=["static", "saved", "profiled", "timed"],
@@ -297,7 +301,7 @@ def test_a_proposed_command_works_as_pasted(
 
 
 @pytest.mark.parametrize("kind", ["build", "correct", "property", "speed", "gate", "profile", "sanitize"])
-@pytest.mark.parametrize("outcome", ["failed", "inconclusive"])
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.INCONCLUSIVE])
 def test_a_rerun_command_works_as_pasted(pytester: pytest.Pytester, tmp_path: Path, kind: Any, outcome: Any) -> None:
     """A rerun command of any test has no word that pytest would take for a path, and none of the run's selection."""
     failed = record(kind=kind, outcome=outcome)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,8 +10,9 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.records.judged import Bound, Check, Diagnosis, LseCheck, Repeats
-from pytest_fa.records.record import SCHEMA, Environment, Outcome, Record, Source, Stage
-from pytest_fa.table.failure import HEADLINES, check_lines, failure_text
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import SCHEMA, Environment, Record, Source, Stage
+from pytest_fa.table.failure import check_lines, failure_text
 
 CHECK = Check(
     policy="same_precision",
@@ -41,7 +42,7 @@ RECORD = Record(
     variant="ws_p2",
     role="candidate",
     case=parse_case("b1h8s512d64-fp16-seed3"),
-    outcome="wrong",
+    outcome=Outcome.WRONG,
     message="max error 2.0e-02, allowed 1.0e-02",
     caught_by=(),
     stages=(Stage("build", "ok", 1.5), Stage("launch", "ok", 0.25), Stage("correct", "failed", 0.1)),
@@ -93,7 +94,7 @@ def test_a_failure_without_a_check_makes_up_none(snapshot: SnapshotAssertion) ->
     """A failure before the check shows only its reason, its stages and the rerun command."""
     record = msgspec.structs.replace(
         RECORD,
-        outcome="hung",
+        outcome=Outcome.HUNG,
         message="hung: no progress for 300 s in stage launch",
         stages=(Stage("launch", "failed", 300.0), Stage("sanity", "not reached")),
         check=None,
@@ -101,11 +102,11 @@ def test_a_failure_without_a_check_makes_up_none(snapshot: SnapshotAssertion) ->
     assert snapshot == failure_text(record)
 
 
-@pytest.mark.parametrize("outcome", [outcome for outcome in get_args(Outcome) if outcome != "ok"])
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome != Outcome.OK])
 def test_every_bad_outcome_has_words(outcome: Outcome) -> None:
     """Every outcome except `ok` has a headline, and the text begins with it and the message."""
     record = msgspec.structs.replace(RECORD, outcome=outcome)
-    assert f"{HEADLINES[outcome]}{RECORD.message}" == failure_text(record).splitlines()[0]
+    assert f"{outcome.headline}{RECORD.message}" == failure_text(record).splitlines()[0]
 
 
 def test_the_first_line_has_the_likely_cause() -> None:
@@ -121,7 +122,7 @@ def test_the_first_line_has_the_likely_cause() -> None:
 
 def test_a_traceback_follows_the_cause(snapshot: SnapshotAssertion) -> None:
     """The other lines of a message stand between the first line and the stages."""
-    record = msgspec.structs.replace(RECORD, outcome="failed", message="ValueError: no\n  line 7", check=None)
+    record = msgspec.structs.replace(RECORD, outcome=Outcome.FAILED, message="ValueError: no\n  line 7", check=None)
     assert snapshot == failure_text(record).splitlines()[:3]
 
 

@@ -11,6 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.records.ceilings import read_ceilings
 from pytest_fa.records.log import read_records
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU
 from pytest_fa.table.layout import COLD_FIRST, LEGEND, SHAPE_COLUMNS, TextLine, table_lines
@@ -27,7 +28,7 @@ def saved_groups() -> list[RowGroup]:
     """The groups of recorded runs on an H200, and of a variant that is wrong in one of them."""
     records = [each for name in VARIANTS for each in read_records(SAVED / f"{name}.jsonl")]
     of_shapes = [each for each in records if each.case and each.case.shape_id in SHAPES]
-    wrong = record("race_s_read_early", outcome="wrong", check=WRONG)
+    wrong = record("race_s_read_early", outcome=Outcome.WRONG, check=WRONG)
     return make_groups([*of_shapes, wrong], read_ceilings(SAVED.parent, "NVIDIA H200"))
 
 
@@ -138,7 +139,7 @@ def test_what_is_wrong_is_red() -> None:
 def test_builds_have_their_own_columns(snapshot: SnapshotAssertion) -> None:
     """Variants that were only built are shown with their resources and build times, and without empty columns."""
     builds = (build("sm_80", a=(96, 0, 0)), build("sm_90a", a=(168, 4, 8), b=(40, 0, 0)))
-    records = [record("built", kind="build", builds=builds), record("bad", kind="build", outcome="not_built")]
+    records = [record("built", kind="build", builds=builds), record("bad", kind="build", outcome=Outcome.NOT_BUILT)]
     lines = texts(table_lines(make_groups(records), 80))
     assert lines[0].split() == ["variant", "arch", "result", "regs", "spill", "B", "smem", "B", "seconds"]
     assert snapshot(name="builds-80") == "\n".join(lines)

@@ -11,9 +11,11 @@ import pytest
 from pytest_fa.catalog.own_tolerance import own_tolerance
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import UsageProblem
+from pytest_fa.features.judge_command.document import Status
 from pytest_fa.features.judge_command.judging import _tolerance_step
 from pytest_fa.features.judge_command.question import Question
 from pytest_fa.features.judge_command.verdict_text import verdict_text
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.table.answer import RunFacts, answer_lines
 from pytest_fa.table.rows import notes
@@ -49,7 +51,7 @@ def test_a_record_has_it(tmp_path: Path, policy: str | None, expected: str) -> N
     """Each record says what its manifest declared, unless the run chose the policy."""
     factory = RecordFactory(options(tmp_path, tolerance=policy))
     case = right_record().case
-    made = factory.make("correct", declaring(tolerance="absolute"), case, CaseResult("ok", "", ()))
+    made = factory.make("correct", declaring(tolerance="absolute"), case, CaseResult(Outcome.OK, "", ()))
     assert made.own_tolerance == expected
 
 
@@ -87,10 +89,10 @@ def test_judge_takes_the_policy_from_its_caller() -> None:
 def test_judge_says_how_to_accept_it() -> None:
     """After a wrong result, the next step names the policy that the manifest asks for."""
     step = "its manifest asks for another tolerance policy; if you accept that: --tolerance=absolute"
-    assert _tolerance_step(declaring(tolerance="absolute"), "wrong", "same_precision") == (step,)
-    assert _tolerance_step(declaring(tolerance="absolute"), "wrong", "absolute") == ()
-    assert _tolerance_step(declaring(), "wrong", "same_precision") == ()
-    assert _tolerance_step(declaring(tolerance="absolute"), "faster", "same_precision") == ()
+    assert _tolerance_step(declaring(tolerance="absolute"), Status.WRONG, "same_precision") == (step,)
+    assert _tolerance_step(declaring(tolerance="absolute"), Status.WRONG, "absolute") == ()
+    assert _tolerance_step(declaring(), Status.WRONG, "same_precision") == ()
+    assert _tolerance_step(declaring(tolerance="absolute"), Status.FASTER, "same_precision") == ()
 
 
 def test_the_text_of_judge_names_it() -> None:

@@ -11,7 +11,8 @@ from syrupy.assertion import SnapshotAssertion
 from pytest_fa.catalog.variant import Arch
 from pytest_fa.records.built import Advisory
 from pytest_fa.records.judged import Bound, Check, Repeats
-from pytest_fa.records.record import Outcome, Record
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU, Speed, Timing
 from pytest_fa.table.baselines import best_baseline
 from pytest_fa.table.rows import (
@@ -100,7 +101,7 @@ def test_the_fastest_is_first() -> None:
         record("noop", kind="speed", role="overhead", speed=speed(1.0)),
         record("ablation", kind="speed", role="ablation", check=OK, speed=speed(2.0)),
         record("untimed", check=OK),
-        record("wrong", outcome="wrong", check=WRONG),
+        record("wrong", outcome=Outcome.WRONG, check=WRONG),
         record("wrong", kind="speed", check=OK, speed=speed(3.0)),
         record("slow", kind="speed", check=OK, speed=speed(30.0)),
         record("sdpa", kind="speed", role="baseline", check=OK, speed=speed(20.0)),
@@ -166,13 +167,13 @@ def test_what_was_not_measured_is_a_dash() -> None:
 @pytest.mark.parametrize(
     ("outcomes", "checks"),
     [
-        (("ok",), "ok 1/1"),
-        (("ok", "ok", "ok"), "ok 3/3"),
-        (("ok", "wrong", "ok"), "WRONG 1/3"),
-        (("wrong", "wrong", "ok"), "WRONG 2/3"),
-        (("launch_failed", "ok"), "LAUNCH FAILED 1/2"),
-        (("not_built", "not_built"), "NOT BUILT"),
-        (("crashed", "hung"), "CRASHED 2/2"),
+        ((Outcome.OK,), "ok 1/1"),
+        ((Outcome.OK, Outcome.OK, Outcome.OK), "ok 3/3"),
+        ((Outcome.OK, Outcome.WRONG, Outcome.OK), "WRONG 1/3"),
+        ((Outcome.WRONG, Outcome.WRONG, Outcome.OK), "WRONG 2/3"),
+        ((Outcome.LAUNCH_FAILED, Outcome.OK), "LAUNCH FAILED 1/2"),
+        ((Outcome.NOT_BUILT, Outcome.NOT_BUILT), "NOT BUILT"),
+        ((Outcome.CRASHED, Outcome.HUNG), "CRASHED 2/2"),
     ],
 )
 def test_the_checks_are_counted(outcomes: tuple[Outcome, ...], checks: str) -> None:
@@ -181,7 +182,7 @@ def test_the_checks_are_counted(outcomes: tuple[Outcome, ...], checks: str) -> N
     A variant that was not built has no run to count.
     """
     records = [
-        record(case=f"{SHAPE}-seed{seed}", outcome=outcome, check={"ok": OK, "wrong": WRONG}.get(outcome))
+        record(case=f"{SHAPE}-seed{seed}", outcome=outcome, check={Outcome.OK: OK, Outcome.WRONG: WRONG}.get(outcome))
         for seed, outcome in enumerate(outcomes)
     ]
     assert checks == only(*records).checks
@@ -197,20 +198,20 @@ def test_a_timing_without_a_check_is_not_judged() -> None:
 def test_properties_are_counted() -> None:
     """A property that does not hold is counted in `checks`, beside the other checks of its shape."""
     assert only(record(check=OK), record(kind="property")).checks == "ok 2/2"
-    assert only(record(kind="property"), record(kind="property", outcome="wrong")).checks == "WRONG 1/2"
+    assert only(record(kind="property"), record(kind="property", outcome=Outcome.WRONG)).checks == "WRONG 1/2"
 
 
 def test_properties_that_hold_have_one_line() -> None:
     """Properties that hold have no row, but a line that counts those of all variants."""
     records = [record("one", kind="property"), record("two", kind="property")]
     assert (make_rows(records), property_lines(records)) == ([], ["properties: 2 of 2 hold"])
-    assert property_lines([record(), record(kind="property", outcome="wrong")]) == ["properties: 0 of 1 hold"]
+    assert property_lines([record(), record(kind="property", outcome=Outcome.WRONG)]) == ["properties: 0 of 1 hold"]
     assert property_lines([record()]) == []
 
 
 def test_claims_that_hold_are_one_line(snapshot: SnapshotAssertion) -> None:
     """A right output at a case of a claim has no row, a wrong one has; a line below the table counts both."""
-    right, wrong = record(is_claim=True), record("mine", "b2h4s150d64-bf16-seed0", is_claim=True, outcome="wrong")
+    right, wrong = record(is_claim=True), record("mine", "b2h4s150d64-bf16-seed0", is_claim=True, outcome=Outcome.WRONG)
     assert (make_rows([right]), [row.case for row in make_rows([right, wrong])]) == ([], ["b2h4s150d64-bf16"])
     assert snapshot == claim_lines([right, wrong])
     assert claim_lines([record()]) == []
@@ -218,7 +219,7 @@ def test_claims_that_hold_are_one_line(snapshot: SnapshotAssertion) -> None:
 
 def test_a_property_that_was_not_tested_is_not_counted() -> None:
     """The properties of a variant that could not be built are not counted among those that were tested."""
-    not_built = [record("bad", kind="property", outcome="not_built")] * 3
+    not_built = [record("bad", kind="property", outcome=Outcome.NOT_BUILT)] * 3
     assert property_lines([record(kind="property"), *not_built]) == ["properties: 1 of 1 hold"]
     assert property_lines(not_built) == []
 
@@ -245,7 +246,7 @@ def test_an_unjudged_record_is_not_counted() -> None:
 def test_the_error_is_the_worst_bound_of_all(checks: tuple[Check, ...], error: str) -> None:
     """The worst bound is one that is not finite, else a broken one, else the one with the largest used fraction."""
     records = [
-        record(case=f"{SHAPE}-seed{seed}", check=each, outcome="ok" if each.passed else "wrong")
+        record(case=f"{SHAPE}-seed{seed}", check=each, outcome=Outcome.OK if each.passed else Outcome.WRONG)
         for seed, each in enumerate(checks)
     ]
     assert error == only(*(records or [record()])).error
@@ -258,11 +259,11 @@ def test_the_error_is_the_worst_bound_of_all(checks: tuple[Check, ...], error: s
     ("baselines", "ratio"),
     [
         ([("flash", 8.0, "ok")], "1.250"),
-        ([("flash", 8.0, "ok"), ("cudnn", 5.0, "ok")], "2.000"),
-        ([("flash", 8.0, "ok"), ("cudnn", 5.0, "wrong")], "1.250"),
-        ([("cudnn", 5.0, "wrong")], NOTHING),
-        ([("cudnn", 5.0, "crashed")], NOTHING),
-        ([("flash", 20.0, "ok")], "0.500"),
+        ([("flash", 8.0, Outcome.OK), ("cudnn", 5.0, Outcome.OK)], "2.000"),
+        ([("flash", 8.0, Outcome.OK), ("cudnn", 5.0, Outcome.WRONG)], "1.250"),
+        ([("cudnn", 5.0, Outcome.WRONG)], NOTHING),
+        ([("cudnn", 5.0, Outcome.CRASHED)], NOTHING),
+        ([("flash", 20.0, Outcome.OK)], "0.500"),
         ([], NOTHING),
     ],
 )
@@ -327,7 +328,7 @@ def test_a_masked_case_counts_visible_work_only() -> None:
 
 def test_a_failed_case_shows_no_time() -> None:
     """The row of a wrong result shows no time."""
-    row = only(record(outcome="wrong", check=WRONG), record(kind="speed", outcome="wrong", check=WRONG))
+    row = only(record(outcome=Outcome.WRONG, check=WRONG), record(kind="speed", outcome=Outcome.WRONG, check=WRONG))
     assert {row.device_us, row.call_us, row.tflops, row.versus_baseline} == {NOTHING}
 
 
@@ -359,7 +360,7 @@ def test_a_variant_that_was_only_built_has_a_row_for_each_architecture() -> None
 
 def test_a_build_that_failed_has_one_row() -> None:
     """A variant that compiled for no architecture has one row, with its outcome in capitals."""
-    row = only(record("bad", kind="build", outcome="not_built"))
+    row = only(record("bad", kind="build", outcome=Outcome.NOT_BUILT))
     assert Row("bad", NOTHING, "NOT BUILT", *[NOTHING] * 9) == row
 
 
@@ -461,13 +462,13 @@ def test_a_headline_has_what_was_measured(changes: dict[str, Any], text: str) ->
 
 def test_the_pilot_of_a_gate_is_not_counted() -> None:
     """A gate whose pilot failed adds nothing to the number of failed checks; alone it has a row."""
-    wrong, pilot = record(outcome="wrong", check=WRONG), record(kind="gate", outcome="wrong", check=WRONG)
+    wrong, pilot = record(outcome=Outcome.WRONG, check=WRONG), record(kind="gate", outcome=Outcome.WRONG, check=WRONG)
     assert [make_rows(records)[0].checks for records in ([wrong, pilot], [pilot])] == ["WRONG 1/1", "WRONG 1/1"]
 
 
 def test_a_failed_architecture_is_not_shown_as_another() -> None:
     """If one architecture does not compile, the others are shown as built, and the failure has its own row."""
-    partly = record(kind="build", outcome="not_built", builds=(build("sm_90a", k=(100, 0, 0)),))
+    partly = record(kind="build", outcome=Outcome.NOT_BUILT, builds=(build("sm_90a", k=(100, 0, 0)),))
     assert [(row.case, row.checks) for row in make_rows([partly])] == [("-", "NOT BUILT"), ("sm_90a", "built")]
 
 

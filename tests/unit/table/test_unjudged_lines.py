@@ -9,6 +9,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.plan import Plan
 from pytest_fa.catalog.variant import Supports, Variant
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.table.unjudged_lines import unjudged_lines
 from tests.factories import options, record, variant
 
@@ -45,8 +46,8 @@ def test_named_cases_and_other_suites(snapshot: SnapshotAssertion) -> None:
 def test_a_case_that_was_not_judged_does_not_count() -> None:
     """A refused case and a property judge no claim; a wrong output does."""
     plan = Plan((candidate("one"),), (), (), judges_claims=True)
-    refused = record("one", "b2h4s150d64-bf16-seed0", outcome="unsupported")
-    wrong = record("one", "b2h4s150d64-bf16-seed0", outcome="wrong")
+    refused = record("one", "b2h4s150d64-bf16-seed0", outcome=Outcome.UNSUPPORTED)
+    wrong = record("one", "b2h4s150d64-bf16-seed0", outcome=Outcome.WRONG)
     held = record("one", "b2h4s150d64-bf16-seed0", "property")
     base = [record("one", case) for case in JUDGED]
     texts = [unjudged_lines([*base, each], plan, options(Path()))[0] for each in (refused, held, wrong)]

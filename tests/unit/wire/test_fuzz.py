@@ -23,6 +23,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.host import job_output
 from pytest_fa.host.client import Workers
 from pytest_fa.host.fork_server import ForkServer, Worker
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.text import printable
 from pytest_fa.wire.channel import Channel, channel_pair
 from pytest_fa.wire.jobs import CaseJob, CaseResult, Progress, owner_of
@@ -74,7 +75,7 @@ class SilentServer(ForkServer):
 @cache
 def answers() -> list[Any]:
     """Real answers: a result with figures, and a progress message."""
-    result = CaseResult("ok", "", (), check=CHECK, speed=SPEED)
+    result = CaseResult(Outcome.OK, "", (), check=CHECK, speed=SPEED)
     return [msgspec.to_builtins(result), msgspec.to_builtins(Progress("sanity", 5.0))]
 
 

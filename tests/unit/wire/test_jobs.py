@@ -20,6 +20,7 @@ from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.host import client, fork_server
 from pytest_fa.host.client import WorkerError, Workers
 from pytest_fa.records.judged import Bound, Check
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Stage
 from pytest_fa.records.timing import Clocks, LaunchedKernel, Speed, Timing
 from pytest_fa.server import __main__ as program
@@ -107,9 +108,11 @@ def test_job_survives_json(job_of: JobOf, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "result",
     [
-        CaseResult("ok", "", (Stage("launch", "ok", 0.25), Stage("correct", "not reached")), speed=SPEED),
-        CaseResult("wrong", "max error is 1\nsecond line \u00fc", (Stage("correct", "failed", 1.0),), ("max",), CHECK),
-        CaseResult("failed", "an illegal memory access", (), context_lost=True),
+        CaseResult(Outcome.OK, "", (Stage("launch", "ok", 0.25), Stage("correct", "not reached")), speed=SPEED),
+        CaseResult(
+            Outcome.WRONG, "max error is 1\nsecond line \u00fc", (Stage("correct", "failed", 1.0),), ("max",), CHECK
+        ),
+        CaseResult(Outcome.FAILED, "an illegal memory access", (), context_lost=True),
     ],
 )
 def test_result_survives_json(result: CaseResult) -> None:
@@ -218,7 +221,7 @@ def test_lost_context_ends_the_worker(workers: Workers, job_of: JobOf, monkeypat
     """After a job that lost the device context, the next job gets a new worker."""
     workers.run(job_of())
     old_pid = workers._candidates[0].pid
-    lost = CaseResult("failed", "an illegal memory access", (), context_lost=True)
+    lost = CaseResult(Outcome.FAILED, "an illegal memory access", (), context_lost=True)
 
     monkeypatch.setattr(client, "decode_answer", lambda _: lost)
     result = workers.run(job_of())
@@ -349,7 +352,7 @@ def test_server_dies_in_a_job(job_of: JobOf) -> None:
     try:
         outcome = workers.run(job_of("import os; os.kill(os.getppid(), 9); os._exit(9)")).outcome
     except WorkerError:
-        outcome = "crashed"
+        outcome = Outcome.CRASHED
     finally:
         workers.close()
 

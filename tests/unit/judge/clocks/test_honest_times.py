@@ -12,6 +12,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.timing import OutsideTime
 from pytest_fa.wire.commands import Series
 from pytest_fa.wire.jobs import CaseResult
@@ -93,10 +94,10 @@ def test_times_that_are_missing_do_not_agree() -> None:
     tally = Tally()
     assert not tally.agrees
     variant = discover((KERNELS,)).variants["reference"]
-    add_clock_pair(tally, variant, CASE, CaseResult("ok", "", (), speed=speed(100.0, call_us=120.0)))
-    add_clock_pair(tally, variant, CASE, CaseResult("unsupported", "no", ()))
+    add_clock_pair(tally, variant, CASE, CaseResult(Outcome.OK, "", (), speed=speed(100.0, call_us=120.0)))
+    add_clock_pair(tally, variant, CASE, CaseResult(Outcome.UNSUPPORTED, "no", ()))
     assert (len(tally.pairs), tally.agrees) == (1, True)
-    add_clock_pair(tally, variant, CASE, CaseResult("hung", "no answer", ()))
+    add_clock_pair(tally, variant, CASE, CaseResult(Outcome.HUNG, "no answer", ()))
     assert (tally.failed, tally.agrees) == ([f"clocks reference at {CASE.id}: hung: no answer"], False)
 
 
