@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_fa.catalog.case import AXES, Computes
 from pytest_fa.features.gate.gate_lines import gate_lines
-from pytest_fa.records.judged import WITH_POISON, Bound, Check, CrossCheck, Diagnosis, Index, Repeats
+from pytest_fa.records.checks import WITH_POISON, Bound, Check, CrossCheck, Diagnosis, Index, Repeats
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 

@@ -15,7 +15,7 @@ from pytest_fa.__main__ import main
 from pytest_fa.catalog.case import DTYPES
 from pytest_fa.catalog.suites import TARGET_SHAPE
 from pytest_fa.records.ceilings import Ceilings, write_ceilings
-from pytest_fa.records.judged import Bound
+from pytest_fa.records.checks import Bound
 from pytest_fa.records.log import save_records
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Ablation, Environment, Record, Source

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from syrupy.assertion import SnapshotAssertion
 
+from pytest_fa.records.checks import Repeats
 from pytest_fa.records.gated import Gate, GatePair, PairSamples
-from pytest_fa.records.judged import Repeats
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.table.shown_record import shown
