@@ -64,9 +64,9 @@ def check(
     its subclass `Refused` if the variant or the function does not support the case.
     """
     from pytest_fa.features.api.arguments import Settings  # noqa: PLC0415
-    from pytest_fa.features.api.functions import judge  # noqa: PLC0415
+    from pytest_fa.features.api.functions import check_or_time  # noqa: PLC0415
 
-    return judge("correct", function, case, Settings(kernels, cache, tolerance), repeats)
+    return check_or_time("correct", function, case, Settings(kernels, cache, tolerance), repeats)
 
 
 def time(
@@ -83,9 +83,9 @@ def time(
     the wall-clock time of a call.  It is None if the output is wrong.  The arguments and errors are those of `check`.
     """
     from pytest_fa.features.api.arguments import Settings  # noqa: PLC0415
-    from pytest_fa.features.api.functions import judge  # noqa: PLC0415
+    from pytest_fa.features.api.functions import check_or_time  # noqa: PLC0415
 
-    return judge("speed", function, case, Settings(kernels, cache, tolerance))
+    return check_or_time("speed", function, case, Settings(kernels, cache, tolerance))
 
 
 def gate(

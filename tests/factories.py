@@ -17,7 +17,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Arch, Entry, EntryKind, Limits, Role, Supports, Variant
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Advisory, Build, Kernel
-from pytest_fa.records.judged import Bound, Check, Repeats
+from pytest_fa.records.checks import Bound, Check, Repeats
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import SCHEMA, STAGES, Environment, Record, RecordKind, Source, Stage
 from pytest_fa.records.timing import Agreement, Clocks, LaunchedKernel, OutsideTime, Speed, Timing

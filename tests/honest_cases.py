@@ -208,7 +208,7 @@ def jobs_of(
             library=str(cache / build.library) if build else None,
             device=device,
             policy=variant.tolerance,
-            judge=True,
+            checks_output=True,
             time=(number // len(variants)) % timed_every == 0,
             repeats=REPEATS[device],
             watchdog_seconds=WATCHDOG_SECONDS,
@@ -225,7 +225,7 @@ def _with_profiler(job: CaseJob, result: CaseResult, profiler: ProfilerWorkers) 
     """
     if result.speed is None or result.speed.outside is None or result.speed.outside.proof_us is None:
         return result
-    of_job = (job.variant, job.case, job.library, job.policy, job.judge, result.speed.device.median_us)
+    of_job = (job.variant, job.case, job.library, job.policy, job.checks_output, result.speed.device.median_us)
     profiled = profiler.run_profiler(ProfilerJob(*of_job, WATCHDOG_SECONDS, job.file_hashes))
     speed = msgspec.structs.replace(result.speed, profiler=profiled.profiler, profiler_missing=profiled.missing)
     return msgspec.structs.replace(result, speed=speed)

@@ -211,7 +211,7 @@ def _timed_job(variant: Variant, builds: dict[str, Build], case: Case) -> CaseJo
         library=_library(variant, builds),
         device="cuda",
         policy=variant.tolerance,
-        judge=variant.is_judged,
+        checks_output=variant.is_judged,
         time=True,
         repeats=0,
         watchdog_seconds=WATCHDOG_SECONDS,

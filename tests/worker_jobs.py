@@ -49,7 +49,7 @@ def job_of_source(tmp_path: Path, write_variant: WriteVariant) -> JobOfSource:
     def make(source: str, case: str = TINY, **changes: Any) -> CaseJob:
         folder = write_variant(f"entry_{next(numbers)}", manifest=PYTHON_MANIFEST, **{"entry.py": source})
         (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
-        job = CaseJob(variant, parse_case(case), None, "cpu", "same_precision", judge=True, time=False)
+        job = CaseJob(variant, parse_case(case), None, "cpu", "same_precision", checks_output=True, time=False)
         return msgspec.structs.replace(job, **{"watchdog_seconds": 5.0, **changes})
 
     return make

@@ -6,9 +6,9 @@ from pytest_fa.candidate.module import open_forward
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.gpu.device import synchronize
 from pytest_fa.gpu.inputs import Inputs
-from pytest_fa.judge.check import judge
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.truth import Truth
-from pytest_fa.records.judged import CrossCheck
+from pytest_fa.records.checks import CrossCheck
 
 
 def cross_check_all(variants: tuple[Variant, ...], inputs: Inputs, truth: Truth, policy: str) -> tuple[CrossCheck, ...]:
@@ -21,7 +21,7 @@ def _cross_check(variant: Variant, inputs: Inputs, truth: Truth, policy: str) ->
         with open_forward(variant, None) as forward:
             out = forward(inputs.q, inputs.k, inputs.v, **inputs.keywords)
             synchronize(inputs.q.device)
-        check = judge(out, truth, policy)
+        check = check_output(out, truth, policy)
     except Exception as problem:  # noqa: BLE001  # an error in a backend does not change the candidate's verdict
         reason = next(iter(str(problem).splitlines()), type(problem).__name__)
         return CrossCheck(variant.name, None, None, reason)

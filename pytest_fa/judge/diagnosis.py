@@ -13,12 +13,12 @@ import torch
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
-from pytest_fa.judge.check import limits
+from pytest_fa.judge.error_location import location_text
 from pytest_fa.judge.explain import WrongOutput, explain_attention, explain_scores
 from pytest_fa.judge.nonfinite import explain_nonfinite
+from pytest_fa.judge.output_check import limits
 from pytest_fa.judge.truth import Truth
-from pytest_fa.judge.where import where
-from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Repeats
+from pytest_fa.records.checks import Check, CrossCheck, Diagnosis, Repeats
 
 MAP_COLUMNS, MAP_ROWS = 48, 16
 LEAST_TILE = 16  # queries per column of the error map
@@ -105,6 +105,6 @@ def _cause(
 def _place(check: Check, bad: torch.Tensor, computes: Computes) -> str:
     """Where an output is wrong; if every element is within its bound, the bounds on the whole output that it breaks."""
     if bool(bad.any()):
-        return f"in {where(bad, computes)}"
+        return f"in {location_text(bad, computes)}"
     broken = ", ".join(bound.name for bound in check.bounds if bound.enforced and not bound.holds)
     return f"as a whole, in {broken}, while each element is within its own bound"

@@ -25,10 +25,10 @@ import torch
 from pytest_fa.catalog.case import AXES, Computes
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
-from pytest_fa.judge.check import judge
 from pytest_fa.judge.key_ranges import likely_ranges
 from pytest_fa.judge.mistaken import Mistake, Predictor, Selection
 from pytest_fa.judge.mistakes import attention_mistakes
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.policies import rms, ulp
 from pytest_fa.judge.rearranged import rearrangements, rows_scaled, scaled
 from pytest_fa.judge.scores import mistaken_scores, score_mistakes
@@ -93,7 +93,7 @@ def explain_attention(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding
     """The known mistakes of attention that give a wrong output, which must be finite."""
     predictor, most = Predictor(inputs, wrong.truth, rounds), MOST_SCORES[wrong.out.device.type]
     coarse, fine = _selection(wrong, SCREENING_SCORES, inputs), _selection(wrong, most, inputs)
-    if judge(fine.of(wrong.out), fine.of_truth(wrong.truth), wrong.policy).passed:
+    if check_output(fine.of(wrong.out), fine.of_truth(wrong.truth), wrong.policy).passed:
         return Explanation()
     results: list[MistakeResult] = []
     stop_at = time.monotonic() + MOST_SECONDS
@@ -154,7 +154,7 @@ def _undeclared_tf32(wrong: WrongOutput, predictor: Predictor, selection: Select
         return Explanation()
     out, result = selection.of(wrong.out), predictor._replace(rounds=("tf32",)).predict(Mistake(TF32_WORDS), selection)
     is_large = rms(out.double() - result.out) >= LEAST_OF_TF32 * rms(result.same_precision - result.out)
-    if not is_large or not judge(out, result, wrong.policy).passed:
+    if not is_large or not check_output(out, result, wrong.policy).passed:
         return Explanation()
     return Explanation((TF32_WORDS,), _part(selection, wrong.out))
 
@@ -181,7 +181,9 @@ def _explains(wrong: WrongOutput, result: Truth, selection: Selection) -> bool:
     """Whether an output is a mistake's result, within the tolerance of the policy."""
     out, truth = selection.of(wrong.out), selection.of(wrong.truth.out)
     return (
-        bool(result.out.isfinite().all()) and _is_at(out, result.out, truth) and judge(out, result, wrong.policy).passed
+        bool(result.out.isfinite().all())
+        and _is_at(out, result.out, truth)
+        and check_output(out, result, wrong.policy).passed
     )
 
 

@@ -7,7 +7,7 @@ import hashlib
 import torch
 
 from pytest_fa.gpu.inputs import Inputs
-from pytest_fa.records.judged import Fingerprints
+from pytest_fa.records.checks import Fingerprints
 
 
 def fingerprints(

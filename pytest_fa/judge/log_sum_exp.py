@@ -32,7 +32,7 @@ import torch
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.truth import hidden_keys, repeated_heads, rows_per_block
-from pytest_fa.records.judged import Bound, LseCheck, RowIndex
+from pytest_fa.records.checks import Bound, LseCheck, RowIndex
 
 UNIT = 2.0**-24  # half the distance between 1 and the next float32
 E4M3_SUM_UNIT = 2.0**-12  # twice the distance between 1 and the next number that a sum of e4m3 products can be
@@ -75,7 +75,7 @@ def exact_lse(scores: torch.Tensor) -> torch.Tensor:
     return torch.logsumexp(scores, -1)
 
 
-def judge_lse(lse: torch.Tensor, truth: LseTruth) -> tuple[Bound, LseCheck]:
+def check_lse(lse: torch.Tensor, truth: LseTruth) -> tuple[Bound, LseCheck]:
     """Compare a log-sum-exp, [batch, heads, seq_q] float32, with its truth.
 
     A row without keys must be -inf and a row whose truth is NaN must be NaN; every other row must be finite.

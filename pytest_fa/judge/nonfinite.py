@@ -8,8 +8,8 @@ import torch
 
 from pytest_fa.catalog.case import Computes
 from pytest_fa.gpu.inputs import Inputs, is_poison
+from pytest_fa.judge.error_location import location_text
 from pytest_fa.judge.mistaken import Mask, Selection
-from pytest_fa.judge.where import where
 
 MOST_SCORES = 2**22  # scores that are computed to find the rows that overflow
 # Rows whose logarithm is within this range of that of the largest number may overflow or not; below it, P V may.
@@ -27,9 +27,9 @@ def explain_nonfinite(
     computed = ~out.isfinite() & ~unwritten
     parts = []
     if bool(unwritten.any()):
-        parts.append(f"the kernel never wrote {where(unwritten, computes)}: the NaN poison is still there")
+        parts.append(f"the kernel never wrote {location_text(unwritten, computes)}: the NaN poison is still there")
     if bool(computed.any()):
-        place = where(computed, computes)
+        place = location_text(computed, computes)
         looks = "look for 0/0, an overflow, or unwritten memory that it reads"
         reason = "" if parts or computes == "scores" else _reason(computed.any(-1), inputs)
         parts.append(reason or f"the kernel computed NaN or Inf in {place}: {looks}")

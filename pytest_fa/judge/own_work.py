@@ -15,9 +15,9 @@ from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.candidate import Candidate
-from pytest_fa.judge.check import judge
-from pytest_fa.judge.checked import CheckedLaunch
+from pytest_fa.judge.checked_launch import CheckedLaunch
 from pytest_fa.judge.connection import CandidateLost
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.truth import Truth
 from pytest_fa.processes import descendants_of, forks_of, stopped
 from pytest_fa.wire.user_traceback import message_of
@@ -57,7 +57,7 @@ def require_own_work(
         raise
     except Exception as problem:
         raise _delegates(f"it fails {PLACE}: {message_of(problem)}") from problem
-    check = judge(out, truth, policy)
+    check = check_output(out, truth, policy)
     if not check.passed:
         raise _delegates(f"it is wrong {PLACE}, {STOPPED}: {check.complaint}")
 

@@ -18,7 +18,6 @@ from pytest_fa.gpu.device import is_alive, open_device
 from pytest_fa.gpu.graphs import CannotCapture
 from pytest_fa.gpu.inputs import make_inputs
 from pytest_fa.judge.candidate import Candidate
-from pytest_fa.judge.check import judge
 from pytest_fa.judge.clocks.arm_timer import ArmTimer
 from pytest_fa.judge.clocks.attached import require_no_tool
 from pytest_fa.judge.clocks.fresh_data import stacked
@@ -26,6 +25,7 @@ from pytest_fa.judge.clocks.measure import l2_bytes
 from pytest_fa.judge.clocks.paired_timing import Arms, Blocks, paired_timing, prepare_arms
 from pytest_fa.judge.connection import CandidateLost
 from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.records.arm_orders import setup_order
 from pytest_fa.records.environment import clock_monitor
@@ -121,7 +121,7 @@ def _time_pair(  # what one pair of a job needs
         stages.announce_work()
         tolerance = job.policy if arm is pair.candidate else arm.variant.tolerance
         with clock("check"):
-            _judge_written(timer, arm, pair.case.computes, tolerance_for(tolerance, pair.case.dtype), truths)
+            _check_written(timer, arm, pair.case.computes, tolerance_for(tolerance, pair.case.dtype), truths)
     with clock("check"):
         for candidate in candidates:
             candidate.end_job()
@@ -182,14 +182,14 @@ def _pair_blocks(blocks: Blocks, timers: Arms, plan: SamplePlan) -> PairBlocks:
     return PairBlocks(*log_ratios, blocks.dropped, *times_us, timers[0].method, blocks.order, clocks_us, plan, nodes)
 
 
-def _judge_written(timer: ArmTimer, arm: Arm, computes: Computes, policy: Tolerance, truths: TruthStore) -> None:
+def _check_written(timer: ArmTimer, arm: Arm, computes: Computes, policy: Tolerance, truths: TruthStore) -> None:
     """Require what timed calls wrote to be right, so that a kernel that skips work cannot win.
 
     The candidate is judged by the job's policy, a baseline by its own manifest's; neither by `fp8` on other inputs.
     """
     inputs, out = stacked(timer.written)
     truth = truths.with_memory(lambda: truth_of(computes, inputs, arm.variant.rounds, policy))
-    check = judge(out, truth, policy)
+    check = check_output(out, truth, policy)
     if not check.passed:
         message = f"{arm.variant.name}: {check.complaint} in an output of the timed calls"
         raise WrongResult("timed outputs", message)

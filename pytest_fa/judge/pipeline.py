@@ -21,8 +21,7 @@ from pytest_fa.gpu.device import is_alive, open_device
 from pytest_fa.gpu.inputs import Inputs, Output
 from pytest_fa.gpu.shared_memory import NoSharing
 from pytest_fa.judge.candidate import Candidate
-from pytest_fa.judge.check import judge, require_finite, require_passed, with_lse
-from pytest_fa.judge.checked import CheckedLaunch
+from pytest_fa.judge.checked_launch import CheckedLaunch
 from pytest_fa.judge.clocks.device_time import NothingLaunched
 from pytest_fa.judge.clocks.fresh_data import Written, stacked
 from pytest_fa.judge.clocks.measure import measure, require_honest_clock
@@ -33,6 +32,7 @@ from pytest_fa.judge.fingerprints import fingerprints
 from pytest_fa.judge.log_sum_exp import LseTruth
 from pytest_fa.judge.lse_mistakes import explain_lse
 from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.output_check import check_output, require_finite, require_passed, with_lse
 from pytest_fa.judge.own_work import require_own_work
 from pytest_fa.judge.properties import PROPERTIES
 from pytest_fa.judge.repeats import repeat, require_identical
@@ -40,7 +40,7 @@ from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.judge.truth import Truth
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.judge.warm_up import warm_up_of
-from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Fingerprints, Repeats
+from pytest_fa.records.checks import Check, CrossCheck, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.timing import Speed
 from pytest_fa.wire.jobs import CaseJob, CaseResult
@@ -84,7 +84,7 @@ def run_case(
         if job.property_name:
             with stages("correct"):
                 _check_property(job, job.property_name, candidate, findings.truths)
-        elif job.judge:
+        elif job.checks_output:
             with stages("sanity"):
                 _check_sanity(job, launch, findings, stages)
             with stages("correct"):
@@ -227,7 +227,7 @@ def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stage
     findings.truth = findings.truths.truth_of(job.case.computes, data, rounds, job.policy)
     if findings.lse is not None:
         findings.lse_truth = findings.truths.lse_truth_of(data, rounds, job.policy)
-    findings.check = _judged(findings, job.policy)
+    findings.check = _check_of_output(findings, job.policy)
     findings.fingerprints = fingerprints(data, findings.known_out)
     require_finite(findings.check)
 
@@ -274,7 +274,7 @@ def _check_repeats(job: CaseJob, findings: Findings) -> None:
         if job.variant.deterministic:
             require_identical(findings.repeats)
         if findings.farthest is not None:
-            _judge_again(findings.farthest, findings, job.policy, " in a repeat", "repeats")
+            _check_again(findings.farthest, findings, job.policy, " in a repeat", "repeats")
 
 
 def _check_property(job: CaseJob, name: str, candidate: Candidate, truths: TruthStore) -> None:
@@ -291,24 +291,24 @@ def _time_calls(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages:
         speed, written = measure(launch.candidate, job.case, launch.original_inputs)
     except NothingLaunched as problem:
         stages.announce_work()
-        if job.judge:
-            _judge_written(problem.written, job, findings)
+        if job.checks_output:
+            _check_written(problem.written, job, findings)
         raise
     stages.announce_work()
-    if job.judge:
-        _judge_written(written, job, findings)
+    if job.checks_output:
+        _check_written(written, job, findings)
     require_honest_clock(speed, shares_gpu=job.shares_gpu)
     findings.speed = speed
 
 
-def _judge_written(written: list[Written], job: CaseJob, findings: Findings) -> None:
+def _check_written(written: list[Written], job: CaseJob, findings: Findings) -> None:
     """Judge what timed calls wrote, each head by the data that its call read.
 
     If a head is wrong, `findings` describe these heads from then on, as the batches of one case.
     """
     inputs, out = stacked(written)  # of data that no other call has, so its truth is not kept
     truth = findings.truths.with_memory(lambda: truth_of(job.case.computes, inputs, job.variant.rounds, job.policy))
-    check = judge(out, truth, job.policy)
+    check = check_output(out, truth, job.policy)
     if not check.passed:
         findings.inputs, findings.out, findings.truth, findings.check = inputs, out, truth, check
         findings.lse = findings.lse_truth = None  # timed calls do not ask for it
@@ -318,21 +318,21 @@ def _judge_written(written: list[Written], job: CaseJob, findings: Findings) -> 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def _judged(findings: Findings, policy: str) -> Check:
+def _check_of_output(findings: Findings, policy: str) -> Check:
     """The verdict on the output and the log-sum-exp that `findings` hold."""
-    check = judge(findings.known_out, findings.known_truth, policy)
+    check = check_output(findings.known_out, findings.known_truth, policy)
     if findings.lse is None or findings.lse_truth is None:
         return check
     return with_lse(check, findings.lse, findings.lse_truth)
 
 
-def _judge_again(output: Output, findings: Findings, policy: str, where: str, check_name: str) -> None:
+def _check_again(output: Output, findings: Findings, policy: str, where: str, check_name: str) -> None:
     """Judge `output` and require it to be correct.  `findings` then describe it and no longer the first output.
 
     `where` is appended to the message of a failure, and `check_name` names the check that then detected it.
     """
     findings.out, findings.lse = output
-    findings.check = _judged(findings, policy)
+    findings.check = _check_of_output(findings, policy)
     require_passed(findings.check, where, check_name)
 
 

@@ -20,7 +20,7 @@ import torch
 from pytest_fa.errors import UsageProblem
 from pytest_fa.judge.float32_error import Float32Error
 from pytest_fa.judge.truth import Truth
-from pytest_fa.records.judged import Bound
+from pytest_fa.records.checks import Bound
 
 ABSOLUTE_MAX_DIFF = 0.002
 FP8_ROUNDING = 0.0265  # the relative error of rounding to e4m3, in RMS

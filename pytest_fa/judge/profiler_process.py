@@ -15,12 +15,12 @@ from pytest_fa.gpu.inputs import make_inputs
 from pytest_fa.gpu.profiler import load_profiler
 from pytest_fa.gpu.shared_memory import NoSharing
 from pytest_fa.judge.candidate import Candidate
-from pytest_fa.judge.check import judge, require_passed
 from pytest_fa.judge.clocks.fresh_data import FreshData, stacked
 from pytest_fa.judge.clocks.measure import l2_bytes
 from pytest_fa.judge.clocks.profiler_time import Profiled, profile_calls
 from pytest_fa.judge.connection import CandidateLost
 from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.output_check import check_output, require_passed
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.records.environment import clock_monitor
 from pytest_fa.records.timing import PROFILED_OUTPUTS
@@ -70,8 +70,8 @@ def run_profiler(
         with clock_monitor("cuda") as clocks:
             profiled = profile_calls(data, job.device_us, device_tools(device.index or 0), clocks)
         stages.announce_work()
-        if job.judge:
-            _judge_written(profiled, job, truths)
+        if job.checks_output:
+            _check_written(profiled, job, truths)
         candidate.end_job()
         files.require_unchanged()
         return ProfilerResult(profiled.time, None)
@@ -81,11 +81,11 @@ def run_profiler(
         return _failure(problem, candidate, device)
 
 
-def _judge_written(profiled: Profiled, job: ProfilerJob, truths: TruthStore) -> None:
+def _check_written(profiled: Profiled, job: ProfilerJob, truths: TruthStore) -> None:
     """Require what profiled calls wrote to be right: a kernel that skips its work there has no time."""
     inputs, out = stacked(profiled.written)
     truth = truths.with_memory(lambda: truth_of(job.case.computes, inputs, job.variant.rounds, job.policy))
-    require_passed(judge(out, truth, job.policy), f" {PROFILED_OUTPUTS}", "profiled outputs")
+    require_passed(check_output(out, truth, job.policy), f" {PROFILED_OUTPUTS}", "profiled outputs")
 
 
 def _failure(problem: Exception, candidate: Candidate, device: torch.device) -> ProfilerResult:

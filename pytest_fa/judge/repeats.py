@@ -15,9 +15,9 @@ import torch
 
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.inputs import Output, bits_of
-from pytest_fa.judge.checked import CheckedLaunch
-from pytest_fa.judge.places import first_place
-from pytest_fa.records.judged import WITH_POISON, Repeats
+from pytest_fa.judge.checked_launch import CheckedLaunch
+from pytest_fa.judge.error_location import first_index
+from pytest_fa.records.checks import WITH_POISON, Repeats
 from pytest_fa.wire.commands import Disturbance
 
 MOST_SECONDS = 0.5
@@ -121,7 +121,7 @@ class _Comparison:
     def result(self, count: int, why_no_smem_poison: str | None) -> Repeats:
         """The counts as they are recorded."""
         ever_differed = self._ever_differed
-        return Repeats(count, self.differing, int(ever_differed.sum()), first_place(ever_differed), why_no_smem_poison)
+        return Repeats(count, self.differing, int(ever_differed.sum()), first_index(ever_differed), why_no_smem_poison)
 
     def _keep(self, copies: torch.Tensor) -> None:
         distances = (copies.float() - self._first.float()).abs().nan_to_num(nan=math.inf).flatten(1).amax(1)

@@ -11,8 +11,8 @@ from pytest_fa.catalog.variant import Tolerance, Variant
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.inputs import Inputs, Output, bits_of, clone, make_inputs, poisoned_lse, poisoned_output
 from pytest_fa.judge.candidate import Candidate
-from pytest_fa.judge.check import judge, with_lse
 from pytest_fa.judge.log_sum_exp import LseTruth
+from pytest_fa.judge.output_check import check_output, with_lse
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.wire.commands import CallViews
 
@@ -95,7 +95,7 @@ class PropertySubject:
         The log-sum-exp must be right for `called`, the inputs of the call, if these are others.
         """
         truth = self._truths.truth_of(self.computes, inputs, self.variant.rounds, self._policy)
-        check = judge(output.out, truth, self._policy)
+        check = check_output(output.out, truth, self._policy)
         if output.lse is not None:
             check = with_lse(check, output.lse, self._lse_truth_of(called or inputs))
         if not check.passed:

@@ -22,7 +22,7 @@ from pytest_fa.judge.log_sum_exp import LseTruth, make_lse_truth
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.policies import READS_SPREAD
 from pytest_fa.judge.truth import Truth
-from pytest_fa.records.judged import CrossCheck
+from pytest_fa.records.checks import CrossCheck
 
 MOST_BYTES = 2**29  # of tensors that are kept; at 1x8x512x64, a truth has 4.2 MB
 MOST_INPUT_BYTES = 2**26  # more take longer to hash than their truth takes on a fast GPU

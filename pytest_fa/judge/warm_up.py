@@ -15,12 +15,12 @@ import torch
 
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.gpu.inputs import make_inputs, poisoned_lse, poisoned_output
-from pytest_fa.judge.check import judge, with_lse
 from pytest_fa.judge.fingerprints import fingerprints
 from pytest_fa.judge.log_sum_exp import make_lse_truth
 from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.output_check import check_output, with_lse
 from pytest_fa.judge.truth_store import TruthStore
-from pytest_fa.records.judged import Check
+from pytest_fa.records.checks import Check
 
 LENGTH = 16  # queries and keys of the case that is judged for that
 OTHER_SEED = 0x5EED_0000  # with which data differ from those of any case that somebody runs
@@ -50,7 +50,7 @@ def judge_tiny_case(case: Case, policy: str, device: torch.device) -> Check:
     sizes = {"batch": 1, "heads": 1, "kv_heads": 1, "seq_q": LENGTH, "seq_k": LENGTH}
     inputs = make_inputs(msgspec.structs.replace(case, seed=case.seed ^ OTHER_SEED, **sizes), device)
     out = poisoned_output(inputs, case.computes)
-    check = judge(out, truth_of(case.computes, inputs, (), policy), policy)
+    check = check_output(out, truth_of(case.computes, inputs, (), policy), policy)
     fingerprints(inputs, out)
     if case.computes == "attention":
         check = with_lse(check, poisoned_lse(inputs), make_lse_truth(inputs, (), policy))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_fa.catalog.variant import Variant
     from pytest_fa.gpu.inputs import Inputs
     from pytest_fa.judge.truth import Truth
-    from pytest_fa.records.judged import Check
+    from pytest_fa.records.checks import Check
 
 
 @pytest.fixture

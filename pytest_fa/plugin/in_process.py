@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_fa.catalog.case import Case
     from pytest_fa.catalog.variant import Variant
     from pytest_fa.gpu.inputs import Inputs
-    from pytest_fa.records.judged import Check
+    from pytest_fa.records.checks import Check
     from pytest_fa.records.timing import Speed
 
 
@@ -82,8 +82,8 @@ def judge_outputs(
     from pytest_fa.candidate.output import require_output  # noqa: PLC0415
     from pytest_fa.errors import WrongResult  # noqa: PLC0415
     from pytest_fa.gpu.inputs import poisoned_output  # noqa: PLC0415
-    from pytest_fa.judge.check import judge  # noqa: PLC0415  # torch: only for in-process tests
     from pytest_fa.judge.oracle import truth_of  # noqa: PLC0415
+    from pytest_fa.judge.output_check import check_output  # noqa: PLC0415  # torch: only for in-process tests
     from pytest_fa.table.failure import check_lines  # noqa: PLC0415
 
     variant, policy = variant_of(request), policy_of(request, case)
@@ -91,7 +91,7 @@ def judge_outputs(
     like = poisoned_output(inputs, case.computes)
     for out in outputs:
         try:
-            check = judge(require_output(out, like), truth, policy)
+            check = check_output(require_output(out, like), truth, policy)
         except WrongResult as problem:
             pytest.fail(f"{problem}{where}", pytrace=False)
         if not check.passed:

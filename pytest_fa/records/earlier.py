@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from pytest_fa.earlier import POLICIES, ROLES, with_old_attributes
-from pytest_fa.records.judged import Bound, Check, Diagnosis, Repeats
+from pytest_fa.records.checks import Bound, Check, Diagnosis, Repeats
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Ablation, Record
 from pytest_fa.records.timing import ProfilerTime, Speed

@@ -11,9 +11,9 @@ import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.records.built import Build
+from pytest_fa.records.checks import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.gated import Gate
-from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.ranges import Name, Rate, Seconds
 from pytest_fa.records.timing import Speed

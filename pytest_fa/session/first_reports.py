@@ -42,7 +42,7 @@ class FirstReports:
 
         Raises `AlreadyReported` if another test has failed with the same compilations, which several variants share.
         """
-        record = self._session.judge_build(variant)
+        record = self._session.build_record(variant)
         if record.outcome != Outcome.NOT_BUILT or isinstance(variant, BrokenVariant):
             return record
         self._require_unreported(test, variant, record)
@@ -127,7 +127,7 @@ class FirstReports:
             if variant.name in self.build_tests:
                 raise AlreadyReported(record.message, record)
             self._require_unreported(test, variant, record)
-            record = msgspec.structs.replace(record, message=self._session.judge_build(variant).message)
+            record = msgspec.structs.replace(record, message=self._session.build_record(variant).message)
             self._not_built.add(variant.name)
         if record.outcome == Outcome.NOT_BUILT or record.caught_by == ENTRY_FAULT:
             self._met[test] = (variant.name, None)

@@ -92,7 +92,7 @@ class Session:
         self.runner.workers.close()
         self.runner.profiler_workers.close()
 
-    def judge_build(self, variant: Variant | BrokenVariant) -> Record:
+    def build_record(self, variant: Variant | BrokenVariant) -> Record:
         """The record of `test_build`: whether every selected architecture compiled within the manifest's limits."""
         if isinstance(variant, BrokenVariant):
             return self.records.make("build", variant, None, failed_build(variant.problem))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pytest_fa.catalog.case import AXES, Computes
-from pytest_fa.records.judged import WITH_POISON, Bound, Check, CrossCheck, Diagnosis, Index, Repeats
+from pytest_fa.records.checks import WITH_POISON, Bound, Check, CrossCheck, Diagnosis, Index, Repeats
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 

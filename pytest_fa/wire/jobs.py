@@ -11,7 +11,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.earlier import upgrade_job
-from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
+from pytest_fa.records.checks import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import ArmOrder, SamplePlan
 from pytest_fa.records.record import Stage, StageName
@@ -39,7 +39,7 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     library: str | None
     device: Device
     policy: Tolerance
-    judge: bool
+    checks_output: bool
     time: bool
     repeats: int | None = 0
     property_name: str | None = None
@@ -66,7 +66,7 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
         """The stages of this job, in their order."""
         if self.property_name:
             return ("launch", "correct")
-        judged: tuple[StageName, ...] = ("sanity", "correct") if self.judge else ()
+        judged: tuple[StageName, ...] = ("sanity", "correct") if self.checks_output else ()
         timed: tuple[StageName, ...] = ("speed",) if self.time else ()
         return ("launch", *judged, *timed)
 
@@ -112,14 +112,15 @@ class PairedJob(msgspec.Struct, frozen=True, tag="paired"):
 class ProfilerJob(msgspec.Struct, frozen=True, tag="profiler"):
     """One variant on one case under torch's profiler, in a process in which nothing is timed.
 
-    With `judge`, what the profiled calls write is judged by `policy`.  A call takes about `device_us` microseconds.
+    With `checks_output`, what the profiled calls write is judged by `policy`.  A call takes about `device_us`
+    microseconds.
     """
 
     variant: Variant
     case: Case
     library: str | None
     policy: Tolerance
-    judge: bool
+    checks_output: bool
     device_us: float
     watchdog_seconds: float = WATCHDOG_SECONDS
     file_hashes: dict[str, str] = {}

@@ -119,4 +119,4 @@ def profiler(tmp_path_factory: pytest.TempPathFactory) -> Nsight:
 def job_of(built: Built) -> CaseJob:
     """A job of one call, after one warm-up call."""
     variant, library = built
-    return CaseJob(variant, CASE, library, "cuda", "same_precision", judge=False, time=False, warm_ups=1)
+    return CaseJob(variant, CASE, library, "cuda", "same_precision", checks_output=False, time=False, warm_ups=1)

@@ -13,7 +13,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import LaunchError, UnsupportedCase
 from pytest_fa.features.sanitize.plain_call import ForwardArgs, Strides
 from pytest_fa.gpu.inputs import Inputs, make_inputs, poisoned_output
-from pytest_fa.judge.check import judge
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.truth import make_truth
 from tests.device.conftest import BuildSource, Built
 
@@ -55,7 +55,7 @@ def test_c_symbol_is_exported(build_rung: Callable[[str], Built], name: str, sha
     """`fa_forward` can be called with ctypes only, without this package's loader, and its log-sum-exp is right."""
     inputs = make_inputs(parse_case(f"{shape}-seed0"), torch.device("cuda"))
     status, out, lse = _call_by_symbol(build_rung(name), inputs)
-    assert (status, judge(out, make_truth(inputs), "same_precision").passed) == (0, True)
+    assert (status, check_output(out, make_truth(inputs), "same_precision").passed) == (0, True)
     torch.testing.assert_close(lse.double(), _scores(inputs).logsumexp(-1), rtol=0, atol=1e-5)
 
 
@@ -178,14 +178,14 @@ def test_current_stream_is_used(minimal: Built) -> None:
         q.copy_(inputs.q)
         forward(q, inputs.k, inputs.v, scale=inputs.scale, causal=inputs.causal, out=out)
     side.synchronize()
-    assert judge(out, make_truth(inputs), "same_precision").passed
+    assert check_output(out, make_truth(inputs), "same_precision").passed
 
 
 def test_out_is_optional(minimal: Built) -> None:
     """Without `out`, the call allocates an output and returns it."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     out = load_forward(*minimal)(inputs.q, inputs.k, inputs.v, scale=inputs.scale, causal=inputs.causal)
-    assert judge(out, make_truth(inputs), "same_precision").passed
+    assert check_output(out, make_truth(inputs), "same_precision").passed
 
 
 REFUSES = """

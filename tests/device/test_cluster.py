@@ -45,7 +45,9 @@ def test_properties_hold_on_every_path(build_rung: Callable[[str], Built], shape
     """Numerical properties hold at the shapes that select each of the kernel's code paths."""
     variant, library = build_rung("cluster_latency")
     case = parse_case(f"{shape}-seed0")
-    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, property_name=property_name)
+    job = CaseJob(
+        variant, case, library, "cuda", "same_precision", checks_output=True, time=False, property_name=property_name
+    )
     result = run_case(job)
     assert (result.outcome, result.message) == ("ok", "")
 
@@ -61,7 +63,9 @@ def test_properties_hold_at_head_dim_128(build_rung: Callable[[str], Built], sha
     """Properties of strides, captures and streams hold at D = 128; the suites test them at D = 64 only."""
     variant, library = build_rung("cluster_latency")
     case = parse_case(f"{shape}-seed0")
-    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, property_name=property_name)
+    job = CaseJob(
+        variant, case, library, "cuda", "same_precision", checks_output=True, time=False, property_name=property_name
+    )
     result = run_case(job)
     allowed = {"ok", "unsupported"} if property_name in MAY_REFUSE else {"ok"}
     assert result.outcome in allowed, result.message
@@ -94,5 +98,5 @@ def test_each_barrier_is_needed(workers: Workers, faults: dict[str, Built], faul
     """Without the barrier, a result is wrong or the device fails, on at least one of three shapes."""
     variant, library = faults[f"race_latency_{fault}"]
     cases = [parse_case(f"{shape}-seed0") for shape in FAULT_SHAPES]
-    jobs = [CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False) for case in cases]
+    jobs = [CaseJob(variant, case, library, "cuda", "same_precision", checks_output=True, time=False) for case in cases]
     assert any(workers.run(job).outcome in ("wrong", "device_error") for job in jobs), "no shape shows it"

@@ -44,7 +44,9 @@ def test_properties_hold_on_every_path(
     """Properties hold at the shapes that select each way to split the keys."""
     variant, library = build_rung(rung)
     case = parse_case(f"{shape}-seed0")
-    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, property_name=property_name)
+    job = CaseJob(
+        variant, case, library, "cuda", "same_precision", checks_output=True, time=False, property_name=property_name
+    )
     result = run_case(job)
     allowed = {"ok", "unsupported"} if property_name in MAY_REFUSE else {"ok"}
     assert result.outcome in allowed, result.message
@@ -87,5 +89,5 @@ def test_each_barrier_and_check_is_needed(workers: Workers, faults: dict[str, Bu
     """With the mistake, a result is wrong or the device fails, on at least one of four shapes."""
     variant, library = faults[fault]
     cases = [parse_case(f"{shape}-seed0") for shape in FAULT_SHAPES]
-    jobs = [CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False) for case in cases]
+    jobs = [CaseJob(variant, case, library, "cuda", "same_precision", checks_output=True, time=False) for case in cases]
     assert any(workers.run(job).outcome in ("wrong", "device_error") for job in jobs), "no shape shows it"

@@ -46,7 +46,7 @@ def run(built: Built, shape: str, property_name: str | None = None) -> CaseResul
     """The result of one judged case, or of one property."""
     variant, library = built
     case = parse_case(f"{shape}-seed0")
-    job = CaseJob(variant, case, library, "cuda", "fp8", judge=True, time=False, property_name=property_name)
+    job = CaseJob(variant, case, library, "cuda", "fp8", checks_output=True, time=False, property_name=property_name)
     return run_case(job)
 
 
@@ -97,5 +97,5 @@ def test_each_barrier_is_needed(workers: Workers, build_rung: Callable[[str], Bu
     """Without the barrier, a result is wrong or the device fails, on at least one of three shapes."""
     variant, library = build_rung(f"race_fp8_wgmma_{barrier}")
     cases = [parse_case(f"{shape}-seed0") for shape in RACE_SHAPES]
-    jobs = [CaseJob(variant, case, library, "cuda", "fp8", judge=True, time=False) for case in cases]
+    jobs = [CaseJob(variant, case, library, "cuda", "fp8", checks_output=True, time=False) for case in cases]
     assert any(workers.run(job).outcome in ("wrong", "device_error") for job in jobs), "no shape shows it"

@@ -37,7 +37,7 @@ def _job(built: Built, watchdog_seconds: float = 20.0) -> CaseJob:
         library=library,
         device="cuda",
         policy="same_precision",
-        judge=True,
+        checks_output=True,
         time=False,
         watchdog_seconds=watchdog_seconds,
     )

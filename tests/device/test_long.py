@@ -48,7 +48,9 @@ def test_properties_hold_on_every_path(
     """Numerical properties hold at the shapes that select each of the kernel's code paths."""
     variant, library = build_rung(rung)
     case = parse_case(f"{shape}-seed0")
-    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, property_name=property_name)
+    job = CaseJob(
+        variant, case, library, "cuda", "same_precision", checks_output=True, time=False, property_name=property_name
+    )
     result = run_case(job)
     assert (result.outcome, result.message) == ("ok", "")
 
@@ -61,7 +63,7 @@ def test_as_many_work_tiles_as_multiprocessors(build_rung: Callable[[str], Built
     # With two warpgroups per block, the 100 queries of a head are one work tile.
     heads = torch.cuda.get_device_properties(0).multi_processor_count + more
     case = parse_case(f"b1h{heads}s100d64-fp16-causal_br-sk400-seed0")
-    result = run_case(CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False))
+    result = run_case(CaseJob(variant, case, library, "cuda", "same_precision", checks_output=True, time=False))
     assert (result.outcome, result.message) == ("ok", "")
 
 
@@ -91,5 +93,5 @@ def test_each_barrier_is_needed(workers: Workers, faults: dict[str, Built], faul
     variant, library = faults[f"race_long_{fault}"]
     shapes = SPLIT_SHAPES if fault == "part_stored" else FAULT_SHAPES
     cases = [parse_case(f"{shape}-seed0") for shape in shapes]
-    jobs = [CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False) for case in cases]
+    jobs = [CaseJob(variant, case, library, "cuda", "same_precision", checks_output=True, time=False) for case in cases]
     assert any(workers.run(job).outcome in ("wrong", "device_error") for job in jobs), "no shape shows it"

@@ -52,7 +52,7 @@ def judged(variant: Variant, library: str, case: str) -> CaseResult:
     """The result of one judged case with a few repeats."""
     policy, repeats = variant.tolerance, REPEATS
     return run_case(
-        CaseJob(variant, parse_case(case), library, "cuda", policy, judge=True, time=False, repeats=repeats)
+        CaseJob(variant, parse_case(case), library, "cuda", policy, checks_output=True, time=False, repeats=repeats)
     )
 
 
@@ -84,7 +84,9 @@ def test_nan_in_a_rung(rungs: dict[str, Built], name: str) -> None:
         if case.seq_k == 0:
             continue
         result = run_case(
-            CaseJob(variant, case, library, "cuda", policy, judge=True, time=False, property_name=name_of_property)
+            CaseJob(
+                variant, case, library, "cuda", policy, checks_output=True, time=False, property_name=name_of_property
+            )
         )
         assert (case.id, result.outcome, result.message) == (case.id, "ok", "")
 

@@ -17,10 +17,10 @@ from pytest_fa.gpu.graph_nodes import CALLS as NODE_CALLS
 from pytest_fa.gpu.inputs import Inputs, make_inputs
 from pytest_fa.host.profiler_workers import ProfilerWorkers
 from pytest_fa.judge.candidate import Candidate
-from pytest_fa.judge.check import judge
 from pytest_fa.judge.clocks.fresh_data import FreshData, Written, stacked
 from pytest_fa.judge.clocks.launch_overhead import period_of_spin_us
 from pytest_fa.judge.clocks.measure import l2_bytes, measure
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.truth import make_truth
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.environment import clock_monitor
@@ -87,7 +87,7 @@ def test_timed_outputs_come_back(minimal: Built) -> None:
     """`measure` returns heads that timed calls wrote, each with other inputs, and they are right for these inputs."""
     _, written = measured(minimal)
     inputs, out = stacked(written)
-    assert judge(out, make_truth(inputs), "same_precision").passed
+    assert check_output(out, make_truth(inputs), "same_precision").passed
     assert len({head.inputs.q.flatten()[0].item() for head in written}) > len(written) // 2
 
 

@@ -87,7 +87,7 @@ def test_a_read_of_unwritten_memory_gives_nan(build_source: BuildSource, name: s
     """A kernel that reads shared memory or a workspace that it never wrote gives NaN, and the result is `wrong`."""
     variant, library = build_source(name, source)
     case = parse_case("b1h1s1d64-fp16-seed0")
-    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, repeats=3)
+    job = CaseJob(variant, case, library, "cuda", "same_precision", checks_output=True, time=False, repeats=3)
     result = run_case(job)
     assert (result.outcome, "NaN" in result.message) == ("wrong", True)
     assert result.repeats is not None

@@ -31,7 +31,9 @@ def job_of(variant: Variant, cache: Path, shape: str) -> CaseJob:
     """The job that judges and times a variant at the shape of a probe."""
     (case,) = [case for name in PROBES for case in CATALOG[name].cases if case.shape_id == shape]
     library = build_library(variant, cache)
-    return CaseJob(variant, case, library, "cuda", "same_precision", judge=variant.is_judged, time=True, repeats=100)
+    return CaseJob(
+        variant, case, library, "cuda", "same_precision", checks_output=variant.is_judged, time=True, repeats=100
+    )
 
 
 @pytest.mark.parametrize(("name", "shape"), OWN)
@@ -50,7 +52,7 @@ def test_launch_overhead_is_measured_at_their_shapes(shared_cache: Path, shape: 
     """`noop` can be timed with a probe's tensors, for any head_dim and any width of the scores."""
     case = parse_case(f"{shape}-seed0")
     library = build_library(CATALOG["noop"], shared_cache)
-    result = run_case(CaseJob(CATALOG["noop"], case, library, "cuda", "same_precision", judge=False, time=True))
+    result = run_case(CaseJob(CATALOG["noop"], case, library, "cuda", "same_precision", checks_output=False, time=True))
     assert (result.outcome, result.message) == ("ok", "")
     assert result.speed is not None
 
@@ -67,7 +69,7 @@ def test_probes_hold_their_properties(shared_cache: Path, name: str, property_na
         build_library(variant, shared_cache),
         "cuda",
         "same_precision",
-        judge=True,
+        checks_output=True,
         time=False,
         property_name=property_name,
     )

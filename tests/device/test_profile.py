@@ -73,7 +73,9 @@ def run_sanitizer(tmp_path: Path) -> Callable[[Built, str], Sanitized]:
 
     def run(built: Built, tool: str) -> Sanitized:
         variant, library = built
-        job = CaseJob(variant, sanitizer_case(variant), library, "cuda", "same_precision", judge=False, time=False)
+        job = CaseJob(
+            variant, sanitizer_case(variant), library, "cuda", "same_precision", checks_output=False, time=False
+        )
         path = tmp_path / "job.json"
         path.write_bytes(msgspec.json.format(encode(job)))
         child = SanitizedChild(

@@ -52,7 +52,9 @@ def run(built: Built, shape: str, seed: int, repeats: int | None) -> CaseResult:
     """The result of one judged case, in the variant's dtype."""
     variant, library = built
     case = parse_case(f"{shape}-seed{seed}").with_dtype(variant.supports.dtype[0])
-    return run_case(CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, repeats=repeats))
+    return run_case(
+        CaseJob(variant, case, library, "cuda", "same_precision", checks_output=True, time=False, repeats=repeats)
+    )
 
 
 @pytest.mark.quiet_gpu

@@ -37,7 +37,7 @@ def timed_python(workers: Workers, write_variant: WriteVariant, tmp_path: Path) 
     def run(source: str, case: str = TARGET_SHAPE, manifest: str = PYTHON_MANIFEST) -> tuple[CaseJob, CaseResult]:
         folder = write_variant("mine", manifest=manifest, **{"entry.py": source})
         (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
-        job = CaseJob(variant, parse_case(case), None, "cuda", "same_precision", judge=True, time=True)
+        job = CaseJob(variant, parse_case(case), None, "cuda", "same_precision", checks_output=True, time=True)
         return job, workers.run(job)
 
     return run
@@ -49,7 +49,7 @@ def timed_build(workers: Workers, build_source: BuildSource) -> TimedBuild:
 
     def run(name: str, source: str, case: str) -> tuple[CaseJob, CaseResult]:
         variant, library = build_source(name, source, CUDA_MANIFEST)
-        job = CaseJob(variant, parse_case(case), library, "cuda", "same_precision", judge=True, time=True)
+        job = CaseJob(variant, parse_case(case), library, "cuda", "same_precision", checks_output=True, time=True)
         return job, workers.run(job)
 
     return run
@@ -231,7 +231,7 @@ def test_a_call_on_the_other_gpu_is_right(workers: Workers, build_rung: Callable
     """Judge and candidate share memory of a GPU that is not the current one."""
     variant, library = build_rung(name)
     case = parse_case("b1h2s64d64-fp16-seed0")
-    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False)
+    job = CaseJob(variant, case, library, "cuda", "same_precision", checks_output=True, time=False)
     other = msgspec.structs.replace(job, property_name="other_device")
     results = [workers.run(each) for each in (other, job, other)]
     assert [(result.outcome, result.message) for result in results] == [("ok", "")] * 3

@@ -168,7 +168,7 @@ def job_of(built: Built, *, time: bool = False, repeats: int | None = 0) -> Case
     """A judged job on the case; on a shorter one if it is not timed and repeated."""
     variant, library = built
     case = CASE if time or repeats == 0 else SHORT_CASE
-    return CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=time, repeats=repeats)
+    return CaseJob(variant, case, library, "cuda", "same_precision", checks_output=True, time=time, repeats=repeats)
 
 
 def judged(built: Built, *, time: bool = False, repeats: int | None = 0) -> CaseResult:

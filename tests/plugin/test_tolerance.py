@@ -24,12 +24,12 @@ def test_policy_is_used(good: Project, policy: str) -> None:
 
 
 OWN_TEST = """\
-from pytest_fa.judge.check import judge
+from pytest_fa.judge.output_check import check_output
 
 
 def test_own(fa_inputs, fa_truth, fa_check):
     out = fa_truth.out.to(fa_inputs.q.dtype)
-    assert (fa_check(out).policy, judge(out, fa_truth, "fp8").passed) == ("fp8", True)
+    assert (fa_check(out).policy, check_output(out, fa_truth, "fp8").passed) == ("fp8", True)
 """
 
 

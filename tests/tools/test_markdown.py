@@ -9,7 +9,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.features.ncu import presets
-from pytest_fa.records.judged import Bound
+from pytest_fa.records.checks import Bound
 from pytest_fa.records.log import save_records
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.timing import Agreement, Clocks

@@ -14,7 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 from pytest_fa.catalog.case import DTYPES
 from pytest_fa.catalog.suites import TARGET_SHAPE
 from pytest_fa.records.ceilings import Ceilings, write_ceilings
-from pytest_fa.records.judged import Bound
+from pytest_fa.records.checks import Bound
 from pytest_fa.records.log import save_records
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Ablation, Environment, Record, Source

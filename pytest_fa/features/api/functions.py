@@ -49,7 +49,7 @@ def load_function(name: str, settings: Settings) -> Forward:
         return load(name, kernels=plain.kernels, cache=plain.cache)
 
 
-def judge(
+def check_or_time(
     kind: Kind, function: str | Function, case: str | Case, settings: Settings, repeats: int | None = None
 ) -> ShownRecord:
     """Check a variant or a function on a case; with kind `speed`, time it, too."""
@@ -100,7 +100,7 @@ def _record_of_variant(kind: Kind, name: str, case: Case, settings: Settings, so
         _start(session, variant)
         record = session.runner.run(variant, case, kind)
         if record.outcome == Outcome.NOT_BUILT:
-            record = msgspec.structs.replace(record, message=session.judge_build(variant).message)
+            record = msgspec.structs.replace(record, message=session.build_record(variant).message)
         return record
 
 

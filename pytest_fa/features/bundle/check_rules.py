@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.records.checks import Bound, Check
 from pytest_fa.records.earlier import OUTSIDE_SCHEMA
-from pytest_fa.records.judged import Bound, Check
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, RecordKind
 

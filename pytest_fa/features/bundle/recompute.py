@@ -21,9 +21,9 @@ from pytest_fa.features.gate.pilot import OTHER_NODES, SLOWER_THAN_PILOT, Baseli
 from pytest_fa.records.agreement import CAPPED_SHARE, EARLIER_SHORT_US, SHARE, SHORT_US, check_agreement
 from pytest_fa.records.arm_orders import recorded_order
 from pytest_fa.records.ceilings import Ceilings
+from pytest_fa.records.checks import Bound, Check
 from pytest_fa.records.earlier import OUTSIDE_SCHEMA
 from pytest_fa.records.gated import Gate, GatePair
-from pytest_fa.records.judged import Bound, Check
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Record

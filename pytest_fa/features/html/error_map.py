@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pytest_fa.records.judged import Diagnosis
+from pytest_fa.records.checks import Diagnosis
 
 _MAP_LINE = re.compile(r"(batch \d+ head +\d+  )([.N1-9]+)")
 

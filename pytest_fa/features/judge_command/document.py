@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from pytest_fa.catalog.variant import Device
-from pytest_fa.records.judged import Bound, Index
+from pytest_fa.records.checks import Bound, Index
 from pytest_fa.records.outcome import UNDECIDED_STATUS, Defect, Outcome
 from pytest_fa.records.ranges import Natural, Real, Seconds, Us
 from pytest_fa.records.record import Environment, RecordKind, Source

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from pytest_fa.errors import UsageProblem
 from pytest_fa.features.judge_command.document import JudgeDocument, schema_text
-from pytest_fa.features.judge_command.judging import document_of_usage, judge
+from pytest_fa.features.judge_command.judging import document_of_usage, judge_variant
 from pytest_fa.features.judge_command.question import Question
 from pytest_fa.features.judge_command.verdict_text import verdict_text
 from pytest_fa.records.record import to_json
@@ -34,7 +34,7 @@ def main(words: list[str]) -> int:
             sys.stdout.write(schema_text())
             return 0
         is_json = options.pop("json")
-        document = judge(Question(words=tuple(word for word in words if word != "--json"), **options))
+        document = judge_variant(Question(words=tuple(word for word in words if word != "--json"), **options))
     except UsageProblem as problem:
         question = Question("", tuple(word for word in words if word != "--json"))
         document = document_of_usage(question, str(problem))

@@ -46,7 +46,7 @@ UNUSABLE_STATUSES = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR
 DROPPED_VARIABLES = ("PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS")
 
 
-def judge(question: Question) -> JudgeDocument:
+def judge_variant(question: Question) -> JudgeDocument:
     """Judge and gate the variant; return the document."""
     start, rootdir = time.monotonic(), Path.cwd()
     forbid_attaching()

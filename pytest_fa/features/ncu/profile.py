@@ -115,7 +115,7 @@ class CaseProfiler:
             file_hashes=arm.file_hashes,
             device="cuda",
             policy=self._runner.policy_of(variant, case),
-            judge=False,
+            checks_output=False,
             time=False,
             watchdog_seconds=self._runner.watchdog_seconds(variant, "cuda"),
             warm_ups=1,

@@ -80,7 +80,7 @@ def _child(runner: CaseRunner, variant: Variant, case: Case, tool: str) -> Sanit
         arm.library,
         "cuda",
         runner.policy_of(variant, case),
-        judge=False,
+        checks_output=False,
         time=False,
         file_hashes=arm.file_hashes,
     )

@@ -85,7 +85,7 @@ class KernelBench:
             )
         return built
 
-    def judge(self, point: Point) -> TrialResult | None:
+    def check_searched(self, point: Point) -> TrialResult | None:
         """Judge the configuration at every searched shape, with repeats; return the first problem."""
         problem = self._first_problem(point, self._searched)
         self._require_unchanged()

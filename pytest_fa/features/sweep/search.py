@@ -39,7 +39,7 @@ class Bench(Protocol):
     def build(self, point: Point) -> BuiltPoint | TrialResult:
         """Build a configuration, or return why it is not tried: it does not compile, or exceeds the limits."""
 
-    def judge(self, point: Point) -> TrialResult | None:
+    def check_searched(self, point: Point) -> TrialResult | None:
         """Judge a configuration at the searched shapes; return what is wrong, or None if it is right."""
 
     def measure(self, point: Point) -> TrialResult:
@@ -85,5 +85,5 @@ def _evaluate(study: SharedStudy, bench: Bench, trial: SweepTrial) -> TrialResul
     if twin := study.note_code(trial, built.code):
         reason = f"trial #{twin.number} has the same machine code"
         return msgspec.structs.replace(known, reason=reason, same_as=twin.number)
-    measured = bench.judge(trial.point) or bench.measure(trial.point)
+    measured = bench.check_searched(trial.point) or bench.measure(trial.point)
     return msgspec.structs.replace(measured, counters=built.counters, code=built.code, build_seconds=built.seconds)

@@ -132,7 +132,7 @@ class VariantRun:
 
     def _result(self, task: Task) -> Record:
         if task.test == "build":
-            return self._session.judge_build(task.variant)
+            return self._session.build_record(task.variant)
         if isinstance(task.part, Case):
             return self._first_reports.run(task.name, task.variant, task.part, task.test)
         return self._first_reports.check_property(task.name, task.variant, task.part or "")

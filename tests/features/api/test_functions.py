@@ -384,7 +384,7 @@ def test_a_function_has_no_processes_to_start() -> None:
             library=None,
             device="cuda",
             policy="same_precision",
-            judge=True,
+            checks_output=True,
             time=True,
         )
     )

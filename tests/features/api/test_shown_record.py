@@ -6,8 +6,8 @@ import msgspec
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.features.api.shown_record import shown
+from pytest_fa.records.checks import Repeats
 from pytest_fa.records.gated import Gate, GatePair
-from pytest_fa.records.judged import Repeats
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Record, to_json

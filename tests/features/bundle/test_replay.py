@@ -18,9 +18,9 @@ from pytest_fa.features.bundle.commands import main
 from pytest_fa.features.bundle.make import make_bundle
 from pytest_fa.features.bundle.questions import REPLAY_LEVELS, ReplayLevel, ReplaySelection, commands_of, levels_of
 from pytest_fa.features.bundle.replay import Answer, Replay, Replayed, _compare, replay_text
+from pytest_fa.records.checks import Fingerprints
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.files import read_record_file
-from pytest_fa.records.judged import Fingerprints
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, Source
 from pytest_fa.records.source import read_source

@@ -25,8 +25,8 @@ from pytest_fa.features.bundle.seal import SEAL, make_seal
 from pytest_fa.features.bundle.verify import Verification, _of_seal, verify_bundle
 from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.records.arm_orders import recorded_order
+from pytest_fa.records.checks import Bound
 from pytest_fa.records.files import read_record_file
-from pytest_fa.records.judged import Bound
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json

@@ -9,7 +9,7 @@ import msgspec
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.features.html.html_page import record_html, table_html
-from pytest_fa.records.judged import Diagnosis
+from pytest_fa.records.checks import Diagnosis
 from tests.factories import RECORD
 
 TITLE = "error by head and tile of 16 queries ('.': within the bound)"

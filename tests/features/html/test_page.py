@@ -18,8 +18,8 @@ from pytest_fa.features.compare.sides import read_side
 from pytest_fa.features.html import failures, hierarchy
 from pytest_fa.features.html.machine import PageFacts
 from pytest_fa.features.html.render import content_policy, html_report
+from pytest_fa.records.checks import CrossCheck, Diagnosis
 from pytest_fa.records.gated import Gate, GatePair
-from pytest_fa.records.judged import CrossCheck, Diagnosis
 from pytest_fa.records.log import save_records
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples

@@ -23,8 +23,8 @@ from pytest_fa.features.judge_command.conclude import (
 )
 from pytest_fa.features.judge_command.document import Status
 from pytest_fa.features.judge_command.question import Question
+from pytest_fa.records.checks import Diagnosis
 from pytest_fa.records.gated import Gate, GatePair, GateVerdict
-from pytest_fa.records.judged import Diagnosis
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Record

@@ -118,7 +118,7 @@ def test_the_job_is_the_workers(counted: Project, record: Record) -> None:
     """The profiled process runs the worker's job for the same call, without judging or timing it."""
     assert record.nsight is not None
     job = json.loads((counted.folder / (record.nsight.job or "")).read_text(encoding="utf-8"))
-    expected = {"type": "case", "judge": False, "time": False, "device": "cuda", "warm_ups": 1}
+    expected = {"type": "case", "checks_output": False, "time": False, "device": "cuda", "warm_ups": 1}
     assert expected == {key: job[key] for key in expected}
     assert job["variant"]["name"] == "right"
     assert list(record.nsight.command[-3:-1]) == ["-m", "pytest_fa.server"]

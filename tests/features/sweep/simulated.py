@@ -81,9 +81,9 @@ class RecordedBench:
         """Every configuration compiles."""
         return BuiltPoint(self._code_of(point), {"registers_per_thread": 64 + len(point_text(point))}, 0.0)
 
-    def judge(self, point: Point) -> TrialResult | None:
+    def check_searched(self, point: Point) -> TrialResult | None:
         """A wrong configuration is found."""
-        self.log.append(("judge", point_text(point)))
+        self.log.append(("check", point_text(point)))
         return TrialResult(TrialOutcome.WRONG, "max error") if self._wrong(point) else None
 
     def measure(self, point: Point) -> TrialResult:

@@ -197,7 +197,7 @@ def test_a_judged_case_that_says_nothing_ends_the_trial(changes: dict[str, Any],
     judged, builds = msgspec.structs.replace(record("tuned"), **changes), Builds()
     session = cast("Session", SimpleNamespace(runner=SimpleNamespace(run=lambda *_: judged), builds=builds))
     with pytest.raises(CannotRun, match=complaint):
-        KernelBench(session, parent, (CASE,), (), lambda _: None).judge({"M": 2})
+        KernelBench(session, parent, (CASE,), (), lambda _: None).check_searched({"M": 2})
     assert builds.added == ["tuned@M=2"]
 
 
@@ -232,7 +232,7 @@ def test_an_edit_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         raise CannotRun("changed during the sweep")
 
     bench = bench_with(monkeypatch, Workers(PairedResult(Outcome.OK, "", (blocks(),))), (OTHER,), require_unchanged)
-    for step in (bench.judge, bench.measure, bench.check_unsearched, bench.measure_unsearched, bench.gate):
+    for step in (bench.check_searched, bench.measure, bench.check_unsearched, bench.measure_unsearched, bench.gate):
         with pytest.raises(CannotRun, match="changed during the sweep"):
             step({"M": 2})
     assert not cast("Builds", bench._builds).added

@@ -149,7 +149,7 @@ def test_a_racy_configuration_never_wins() -> None:
     """A configuration that is twice as fast and wrong is judged, recorded, never timed, and never a finalist."""
     bench = RecordedBench(lambda point: -0.7 if point == RACY else 0.0, 3, wrong=lambda point: point == RACY)
     trials, end = swept(SIXTY, bench, 3)
-    assert ["judge"] == [step for step, text in bench.log if text == point_text(RACY)]
+    assert ["check"] == [step for step, text in bench.log if text == point_text(RACY)]
     assert ["wrong"] == [each.result.outcome for each in trials if each.point == RACY and each.result]
     assert RACY not in [each.point for each in end.finalists]
     assert end.winner is None

@@ -136,7 +136,7 @@ def test_an_interrupted_trial_is_given_up() -> None:
     """A trial that ends with an exception, such as ctrl-C, is tried again."""
 
     class Interrupted(RecordedBench):
-        def judge(self, point: Point) -> TrialResult | None:
+        def check_searched(self, point: Point) -> TrialResult | None:
             raise KeyboardInterrupt(point)
 
     study, suggester = in_memory(SIXTY), Suggester(Space(SIXTY, DEFINES), 100, "tpe", 1)

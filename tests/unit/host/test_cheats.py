@@ -314,7 +314,7 @@ def test_the_judge_imports_nothing_of_a_variant(
         assert workers._judge is not None
         assert workers._server is not None
         judge, server = (Path(f"{log}-{pid}") for pid in (workers._judge.pid, workers._server.pid))
-        assert "pytest_fa.judge.check " in server.read_text(encoding="utf-8")
+        assert "pytest_fa.judge.output_check " in server.read_text(encoding="utf-8")
         assert not judge.exists(), judge.read_text(encoding="utf-8")
 
 

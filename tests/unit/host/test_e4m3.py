@@ -76,7 +76,7 @@ def e4m3_job_of(write_variant: WriteVariant, tmp_path: Path) -> E4m3JobOf:
     def make(source: str = SOURCE, entry: str = OWN_CALL, case: str = CASE, **fields: object) -> CaseJob:
         folder = write_variant(f"e4m3_{next(numbers)}", manifest=MANIFEST + entry + SUPPORTS, **{"entry.py": source})
         (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
-        job = CaseJob(variant, parse_case(case), None, "cpu", "fp8", judge=True, time=False)
+        job = CaseJob(variant, parse_case(case), None, "cpu", "fp8", checks_output=True, time=False)
         return msgspec.structs.replace(job, **fields)
 
     return make

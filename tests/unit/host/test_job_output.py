@@ -45,7 +45,9 @@ def job_of(tmp_path: Path, write_variant: WriteVariant) -> RunEntry:
         folder = write_variant(f"printer_{next(numbers)}", manifest=PYTHON_MANIFEST, **{"entry.py": source})
         (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
         case = parse_case("b1h2s64d64-fp16-seed0")
-        return CaseJob(variant, case, None, "cpu", "same_precision", judge=True, time=False, watchdog_seconds=2.0)
+        return CaseJob(
+            variant, case, None, "cpu", "same_precision", checks_output=True, time=False, watchdog_seconds=2.0
+        )
 
     return make
 

@@ -19,9 +19,9 @@ import torch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs, make_inputs
-from pytest_fa.judge.check import judge
 from pytest_fa.judge.diagnosis import diagnose
 from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.truth import Truth
 from tests.unit.judge.float32_kernels import cut_off
 from tests.unit.judge.mistaken_kernels import MISTAKES, UNLISTED, Mistaken, tf32_products
@@ -77,7 +77,7 @@ def cause(mistaken: Mistaken, precision: str, case: str, policy: str = "same_pre
     inputs, truth = _inputs_and_truth(case.format(dtype), rounds, policy)
     with tf32_products(cut_off) if "tf32" in rounds else nullcontext():
         out = mistaken.kernel(inputs)
-    check = judge(out, truth, policy)
+    check = check_output(out, truth, policy)
     return None if check.passed else diagnose(out, truth, inputs, check, None, (), rounds=rounds).cause
 
 

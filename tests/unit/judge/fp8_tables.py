@@ -14,10 +14,10 @@ import torch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.gpu.inputs import Inputs, make_inputs
 from pytest_fa.gpu.quantised import with_special_heads
-from pytest_fa.judge.check import judge
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.policies import FP8_OLD_MAX_ERR, rms
 from pytest_fa.judge.truth import Truth, make_truth
-from pytest_fa.records.judged import Check
+from pytest_fa.records.checks import Check
 from tests.unit.judge.fp8_kernels import RIGHT, TABLE_CASES, WRONG, Fp8Kernel, simulate_fp8, table_inputs
 
 PAGE = Path(__file__).parents[3] / "docs" / "fp8.md"
@@ -36,7 +36,7 @@ def solved(case: str) -> tuple[Inputs, Truth]:
 def check_of(kernel: Fp8Kernel, case: str) -> Check:
     """The verdict on a simulated kernel at a case of the table."""
     inputs, truth = solved(case)
-    return judge(simulate_fp8(inputs, kernel), truth, "fp8")
+    return check_output(simulate_fp8(inputs, kernel), truth, "fp8")
 
 
 def most_used(check: Check) -> float:

@@ -12,10 +12,10 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.gpu.inputs import Inputs, is_poison, make_inputs, poison
-from pytest_fa.judge.check import judge
 from pytest_fa.judge.diagnosis import conclusion, diagnose
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.truth import make_truth
-from pytest_fa.records.judged import CrossCheck, Diagnosis, Repeats
+from pytest_fa.records.checks import CrossCheck, Diagnosis, Repeats
 
 CPU = torch.device("cpu")
 Wrong = Callable[[Inputs], torch.Tensor]
@@ -26,7 +26,7 @@ def diagnosis(wrong: Wrong, case: str = "b2h4s100d64-fp16-seed0", repeats: Repea
     inputs = make_inputs(parse_case(case), CPU)
     truth = make_truth(inputs)
     out = wrong(inputs).to(inputs.q.dtype)
-    return diagnose(out, truth, inputs, judge(out, truth, "same_precision"), repeats, ())
+    return diagnose(out, truth, inputs, check_output(out, truth, "same_precision"), repeats, ())
 
 
 def exact(inputs: Inputs, **changes: object) -> torch.Tensor:
@@ -119,7 +119,7 @@ def test_an_overflow_of_exp_is_named(dtype: torch.dtype, factor: float, name: st
     inputs = unscaled(make_inputs(parse_case("b1h2s100d64-bf16-seed0"), CPU), factor)
     truth, out = make_truth(inputs), overflowing(inputs, dtype).bfloat16()
     assert 0 < int(out.isnan().any(-1).sum()) < 200
-    cause = diagnose(out, truth, inputs, judge(out, truth, "same_precision"), None, ()).cause
+    cause = diagnose(out, truth, inputs, check_output(out, truth, "same_precision"), None, ()).cause
     assert cause == f"NaN or Inf exactly where exp(S) overflows {name}: subtract the row maximum before exp"
 
 
@@ -140,7 +140,7 @@ def test_an_output_that_is_wrong_as_a_whole(snapshot: SnapshotAssertion) -> None
     """If every element is within its bound, the cause names the bounds that the whole output breaks."""
     inputs = make_inputs(parse_case("b1h1s64d64-fp16-seed0"), CPU)
     truth, out = make_truth(inputs, with_spread=True), exact(inputs, scale=inputs.scale * 1.03).half()
-    cause = diagnose(out, truth, inputs, judge(out, truth, "fp8"), None, ()).cause
+    cause = diagnose(out, truth, inputs, check_output(out, truth, "fp8"), None, ()).cause
     assert snapshot == cause
 
 
@@ -149,7 +149,7 @@ def test_fp32_is_located_by_the_bound_of_each_element(snapshot: SnapshotAssertio
     inputs = make_inputs(parse_case("b1h2s64d64-fp32-causal-seed0"), CPU)
     truth, out = make_truth(inputs), exact(inputs).float()
     out[0, 1, 40:48] += 0.01
-    diagnosed = diagnose(out, truth, inputs, judge(out, truth, "same_precision"), None, ())
+    diagnosed = diagnose(out, truth, inputs, check_output(out, truth, "same_precision"), None, ())
     assert snapshot == diagnosed.cause
     assert [row.split("  ")[-1] for row in diagnosed.error_map[1:]] == ["....", "..9."]
 

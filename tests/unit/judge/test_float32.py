@@ -13,12 +13,12 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.errors import UsageProblem
 from pytest_fa.gpu.inputs import Inputs, make_inputs
-from pytest_fa.judge.check import judge
 from pytest_fa.judge.diagnosis import diagnose
 from pytest_fa.judge.float32_error import to_tf32
 from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.truth import Truth, make_truth
-from pytest_fa.records.judged import Check
+from pytest_fa.records.checks import Check
 from tests.tiers import nightly_after
 from tests.unit.judge.float32_kernels import (
     DATA,
@@ -54,7 +54,7 @@ def solved(shape: str, data: str, rounds: tuple[Rounding, ...] = (), seed: int =
 
 def check_of(kernel: Float32Kernel, inputs: Inputs, truth: Truth) -> Check:
     """The verdict on a simulated kernel."""
-    return judge(compute(inputs, kernel), truth, "same_precision")
+    return check_output(compute(inputs, kernel), truth, "same_precision")
 
 
 def most_used(check: Check) -> float:
@@ -124,7 +124,9 @@ def test_scores_of_fp32(factor: float, passes: bool) -> None:  # noqa: FBT001  #
     for d in range(256):
         scores = scores + inputs.q[..., d : d + 1] * inputs.k[..., d][:, :, None, :]
 
-    check = judge(scores * (inputs.scale * factor), truth_of("scores", inputs, (), "same_precision"), "same_precision")
+    check = check_output(
+        scores * (inputs.scale * factor), truth_of("scores", inputs, (), "same_precision"), "same_precision"
+    )
 
     assert check.passed is passes
 
@@ -136,7 +138,7 @@ def test_scores_in_tf32_must_be_declared() -> None:
 
     truths = [truth_of("scores", inputs, rounds, "same_precision") for rounds in ((), TF32)]
 
-    assert [judge(scores, truth, "same_precision").passed for truth in truths] == [False, True]
+    assert [check_output(scores, truth, "same_precision").passed for truth in truths] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,7 @@ def test_a_truth_without_the_error_of_float32_is_an_error() -> None:
     inputs, truth = solved("b1h1s17d64-fp32-sk1023", "N(0, 1)")
     out = compute(inputs, RIGHT["tiles of 64"])
     with pytest.raises(UsageProblem, match=r"'same_precision' needs the truth's float32_error .* use make_truth with"):
-        judge(out, truth._replace(float32_error=None), "same_precision")
+        check_output(out, truth._replace(float32_error=None), "same_precision")
 
 
 @pytest.mark.parametrize("rounds", [(), TF32])
@@ -204,7 +206,7 @@ def test_scores_are_diagnosed(rounds: tuple[Rounding, ...]) -> None:
         (product * inputs.scale * 1.01, "the scale is 1 % too large"),
         (wrong_k * inputs.scale, "K is transposed once too often"),
     ):
-        check = judge(out, truth, "same_precision")
+        check = check_output(out, truth, "same_precision")
         assert not check.passed
         cause = diagnose(out, truth, inputs, check, None, (), "scores", rounds).cause
         assert cause.startswith(name)
@@ -215,5 +217,5 @@ def test_an_undeclared_rounding_is_named(name: str) -> None:
     """An error of the size of tf32 is named where tf32 is not declared; a larger one is not."""
     inputs, truth = solved("b1h1s100d256-fp32-sk77", "N(0, 1)")
     out = compute(inputs, UNDECLARED[name])
-    cause = diagnose(out, truth, inputs, judge(out, truth, "same_precision"), None, ()).cause
+    cause = diagnose(out, truth, inputs, check_output(out, truth, "same_precision"), None, ()).cause
     assert cause.startswith("the error is no larger than that of products in tf32") == (name != "P to bf16")

@@ -10,7 +10,7 @@ import torch
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.gpu.inputs import make_inputs
-from pytest_fa.judge.check import judge
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.truth import make_truth
 from tests.tiers import nightly_after
 from tests.unit.judge.fp8_kernels import (
@@ -65,7 +65,7 @@ def test_right_kernels_pass_on_small_cases(shape: str, v: str) -> None:
     inputs = with_v_of_ones(inputs) if v == "V full of ones" else inputs
     truth = make_truth(inputs, with_spread=True)
 
-    used = {name: most_used(judge(simulate_fp8(inputs, kernel), truth, "fp8")) for name, kernel in RIGHT.items()}
+    used = {name: most_used(check_output(simulate_fp8(inputs, kernel), truth, "fp8")) for name, kernel in RIGHT.items()}
 
     assert {name: share for name, share in used.items() if not share < MOST_USED} == {}
 
@@ -89,7 +89,9 @@ def test_right_kernels_pass_with_few_queries(shape: str) -> None:
     kernels = {name: RIGHT[name] for name in ("tiles of 64", "keys split in 4", "P times 448", "maximum raised lazily")}
     kernels["maximum raised lazily, tiles of 8"] = Fp8Kernel(tile=8, p_scale=16.0, lazy_log2=4.0)
 
-    used = {name: most_used(judge(simulate_fp8(inputs, kernel), truth, "fp8")) for name, kernel in kernels.items()}
+    used = {
+        name: most_used(check_output(simulate_fp8(inputs, kernel), truth, "fp8")) for name, kernel in kernels.items()
+    }
 
     assert {name: share for name, share in used.items() if not 0.2 < share < MOST_USED} == {}
 
@@ -102,7 +104,7 @@ def test_wrong_kernels_are_rejected_with_few_queries(name: str, shape: str) -> N
     """The wider bounds of few rows still reject what a kernel with a single query can do wrong."""
     inputs = make_inputs(parse_case(f"{shape}-seed0"), torch.device("cpu"))
 
-    check = judge(simulate_fp8(inputs, WRONG[name]), make_truth(inputs, with_spread=True), "fp8")
+    check = check_output(simulate_fp8(inputs, WRONG[name]), make_truth(inputs, with_spread=True), "fp8")
 
     assert most_used(check) > 5
 
@@ -118,9 +120,9 @@ def test_a_tile_of_queries_with_a_wrong_factor_is_rejected(rows: slice, factor: 
     wrong = right.float()
     wrong[:, :, rows] *= factor
 
-    check = judge(wrong.half(), truth, "fp8")
+    check = check_output(wrong.half(), truth, "fp8")
 
-    assert most_used(judge(right, truth, "fp8")) < MOST_USED
+    assert most_used(check_output(right, truth, "fp8")) < MOST_USED
     assert [bound.name for bound in check.bounds if bound.enforced and not bound.holds] == ["gain"]
     assert most_used(check) > 1.2
 
@@ -132,7 +134,7 @@ def test_a_scale_of_p_that_e4m3_does_not_have_is_a_bias() -> None:
 
     broken = {}
     for scale in (256.0, 272.0, 288.0):
-        check = judge(simulate_fp8(inputs, Fp8Kernel(p_scale=scale)), truth, "fp8")
+        check = check_output(simulate_fp8(inputs, Fp8Kernel(p_scale=scale)), truth, "fp8")
         broken[scale] = [bound.name for bound in check.bounds if bound.enforced and not bound.holds]
 
     assert broken[256.0] == broken[288.0] == []

@@ -12,7 +12,7 @@ from syrupy.assertion import SnapshotAssertion
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs, make_inputs, poisoned_lse
-from pytest_fa.judge.log_sum_exp import judge_lse, make_lse_truth
+from pytest_fa.judge.log_sum_exp import check_lse, make_lse_truth
 from pytest_fa.judge.lse_mistakes import explain_lse
 from pytest_fa.judge.truth import hidden_keys, repeated_heads
 from tests.tiers import nightly_after
@@ -64,7 +64,7 @@ def tiled(inputs: Inputs, tile: int, *, rounded: bool) -> torch.Tensor:
 def test_a_right_kernel(case: str, tile: int, rounded: bool, factor: float) -> None:  # noqa: FBT001  # a parameter
     """Any tiles, with P summed as float32 or as it is stored, stay within the bound; rows without keys are -inf."""
     inputs = inputs_of(case, factor)
-    bound, check = judge_lse(tiled(inputs, tile, rounded=rounded), make_lse_truth(inputs))
+    bound, check = check_lse(tiled(inputs, tile, rounded=rounded), make_lse_truth(inputs))
     assert (bound.holds, check.bad_count) == (True, 0), bound
     assert bound.used is not None
     assert bound.used < 0.9
@@ -98,7 +98,7 @@ def test_a_mistake_is_caught_and_named(cause: str, case: str) -> None:
     inputs = inputs_of(case)
     policy = "fp8" if "e4m3" in case else "same_precision"
     lse, truth = MISTAKES[cause](scores_of(inputs), inputs).float(), make_lse_truth(inputs, policy=policy)
-    bound, check = judge_lse(lse, truth)
+    bound, check = check_lse(lse, truth)
     assert (bound.holds, bound.name) == (False, "lse")
     assert bound.used is not None
     assert bound.used > 5
@@ -136,7 +136,7 @@ def test_scores_in_13_bits(case: str, data: str) -> None:
     for kernel in (IN_13_BITS, IN_13_BITS._replace(accumulates=128, sum_accumulates=128)):
         output = simulate_fp8_with_lse(inputs, kernel)
         assert output.lse is not None
-        bound, check = judge_lse(output.lse, truth)
+        bound, check = check_lse(output.lse, truth)
         assert (bound.holds, check.bad_count) == (True, 0)
         assert bound.used is not None
         assert bound.used < 0.6
@@ -157,7 +157,7 @@ def test_scores_in_13_bits_need_their_part_of_the_bound() -> None:
 def test_one_lost_key(case: str, least_used: float) -> None:
     """One lost key of 1023 in fp16, or of 64 in bf16, breaks the bound."""
     inputs = inputs_of(case)
-    bound, _ = judge_lse(torch.logsumexp(scores_of(inputs)[..., :-1], -1), make_lse_truth(inputs))
+    bound, _ = check_lse(torch.logsumexp(scores_of(inputs)[..., :-1], -1), make_lse_truth(inputs))
     assert bound.used is not None
     assert bound.used > least_used
 
@@ -167,11 +167,11 @@ def test_rows_without_keys(snapshot: SnapshotAssertion) -> None:
     inputs = inputs_of("b1h2s150d64-fp16-causal_br-sk77-seed0")
     truth, right = make_lse_truth(inputs), tiled(inputs, 64, rounded=False)
     zeros = right.masked_fill(right == -math.inf, 0.0)
-    assert judge_lse(right, truth)[0].holds
-    assert not judge_lse(zeros, truth)[0].holds
+    assert check_lse(right, truth)[0].holds
+    assert not check_lse(zeros, truth)[0].holds
     assert snapshot == explain_lse(zeros, truth, inputs)
     right[0, 1, 149] = -math.inf
-    bound, check = judge_lse(right, truth)
+    bound, check = check_lse(right, truth)
     assert (bound.holds, bound.value, check.bad_count, check.worst, check.worst_got) == (
         False,
         None,
@@ -186,10 +186,10 @@ def test_nan(snapshot: SnapshotAssertion) -> None:
     inputs = inputs_of("b1h2s64d64-fp16-seed0")
     inputs.q[0, 1, 7] = float("nan")
     truth, right = make_lse_truth(inputs), torch.logsumexp(scores_of(inputs), -1)
-    assert judge_lse(right, truth)[0].holds
-    assert not judge_lse(right.nan_to_num(0.0), truth)[0].holds
+    assert check_lse(right, truth)[0].holds
+    assert not check_lse(right.nan_to_num(0.0), truth)[0].holds
     unwritten = poisoned_lse(inputs)
-    bound, check = judge_lse(unwritten, truth)
+    bound, check = check_lse(unwritten, truth)
     assert (bound.holds, bound.value, check.bad_count) == (False, None, 127)
     assert snapshot == explain_lse(unwritten, truth, inputs)
 
@@ -208,5 +208,5 @@ def test_declared_roundings(rounds: tuple[Rounding, ...], policy: str, case: str
     else:
         row_max = scores.amax(-1, keepdim=True)
         lse = row_max[..., 0] + torch.exp(scores - row_max).to(torch.float8_e4m3fn).float().sum(-1).log()
-    assert judge_lse(lse, make_lse_truth(inputs, rounds, policy))[0].holds
-    assert not judge_lse(lse, make_lse_truth(inputs))[0].holds
+    assert check_lse(lse, make_lse_truth(inputs, rounds, policy))[0].holds
+    assert not check_lse(lse, make_lse_truth(inputs))[0].holds

@@ -12,10 +12,10 @@ import torch
 from pytest_fa.catalog.case import Dtype, parse_case
 from pytest_fa.catalog.variant import Tolerance
 from pytest_fa.gpu.inputs import Inputs, make_inputs
-from pytest_fa.judge.check import judge
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.policies import POLICIES, READS_SPREAD
 from pytest_fa.judge.truth import Truth, make_truth
-from pytest_fa.records.judged import Check
+from pytest_fa.records.checks import Check
 from tests.unit.judge.mutations import (
     E4M3,
     LENGTHS,
@@ -63,7 +63,7 @@ def solved(size: Size, dtype: Dtype, policy: Tolerance, factor: float = 1.0) -> 
 
 def check_of(kernel: Kernel, inputs: Inputs, truth: Truth, policy: Tolerance) -> Check:
     """The verdict on a simulated kernel, which rounds P to e4m3 if the policy is `fp8`."""
-    return judge(simulate(inputs, kernel._replace(p_dtype=E4M3 if policy == "fp8" else None)), truth, policy)
+    return check_output(simulate(inputs, kernel._replace(p_dtype=E4M3 if policy == "fp8" else None)), truth, policy)
 
 
 def most_used(check: Check) -> float:

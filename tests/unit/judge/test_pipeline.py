@@ -60,7 +60,7 @@ def job_of(write_variant: WriteVariant, tmp_path: Path) -> JobOf:
             library=None,
             device="cpu",
             policy="same_precision",
-            judge=True,
+            checks_output=True,
             time=False,
         )
         return msgspec.structs.replace(plain, **fields)
@@ -247,7 +247,7 @@ def test_right_kernel_is_timed(job_of: JobOf) -> None:
 
 
 @pytest.mark.parametrize(
-    "needed", ["judge.checked.make_inputs", "judge.truth_store.truth_of", "judge.pipeline.truth_of"]
+    "needed", ["judge.checked_launch.make_inputs", "judge.truth_store.truth_of", "judge.pipeline.truth_of"]
 )
 def test_a_full_gpu_ends_no_job_that_the_store_filled(
     job_of: JobOf, monkeypatch: pytest.MonkeyPatch, needed: str
@@ -279,7 +279,7 @@ def test_overhead_is_not_judged(job_of: JobOf) -> None:
     """A variant of role `overhead` computes nothing: it is timed without being judged."""
     job = job_of("def forward(q, k, v, *, scale, causal, out):\n    return out\n", more="role: overhead\n", time=True)
 
-    result = run_case(msgspec.structs.replace(job, judge=job.variant.is_judged))
+    result = run_case(msgspec.structs.replace(job, checks_output=job.variant.is_judged))
 
     assert (result.outcome, result.check) == ("ok", None)
     assert stages_of(result) == {"launch": "ok", "speed": "ok"}

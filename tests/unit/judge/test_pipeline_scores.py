@@ -58,7 +58,15 @@ def judged(variant: Variant, shape: str, *, time: bool = False, property_name: s
     if property_name:
         case = property_case(variant)
     job = CaseJob(
-        variant, case, None, "cpu", "same_precision", judge=True, time=time, repeats=3, property_name=property_name
+        variant,
+        case,
+        None,
+        "cpu",
+        "same_precision",
+        checks_output=True,
+        time=time,
+        repeats=3,
+        property_name=property_name,
     )
     return run_case(job)
 

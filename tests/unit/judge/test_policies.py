@@ -15,10 +15,10 @@ from pytest_fa.errors import UsageProblem
 from pytest_fa.features.bundle.check_rules import ALLOWED, BOUNDS
 from pytest_fa.gpu.inputs import Inputs, make_inputs
 from pytest_fa.judge import policies
-from pytest_fa.judge.check import judge
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.policies import POLICIES, Errors, fp8, same_precision, ulp
 from pytest_fa.judge.truth import Spread, Truth, make_truth
-from pytest_fa.records.judged import Bound
+from pytest_fa.records.checks import Bound
 from tests.unit.judge.mutations import Kernel, simulate
 
 SMALL = "b1h2s64d64-fp16"
@@ -50,7 +50,7 @@ def test_one_element_not_finite_fails(value: float, place: tuple[int, int, int, 
     out = simulate(inputs, Kernel())
     out[place] = value
 
-    check = judge(out, truth, policy)
+    check = check_output(out, truth, policy)
 
     assert (check.passed, check.nonfinite_count, check.tightest.name) == (False, 1, "finite")
     assert (check.worst, check.first_bad, check.bad_count) == (place, place, 1)
@@ -61,7 +61,7 @@ def test_an_unwritten_output_fails(policy: str) -> None:
     """An output full of NaN breaks every bound, including the bounds that are only reported."""
     inputs, truth = problem(SMALL)
 
-    check = judge(torch.full_like(inputs.q, math.nan), truth, policy)
+    check = check_output(torch.full_like(inputs.q, math.nan), truth, policy)
 
     assert [bound.holds for bound in check.bounds] == [False] * len(check.bounds)
     assert check.bad_count == check.nonfinite_count == check.element_count == inputs.q.numel()
@@ -74,7 +74,7 @@ def test_truth_that_is_not_finite_fails(broken: str) -> None:
     with_nan = getattr(truth, broken).clone()
     with_nan[0, 0, 5, 5] = math.nan
 
-    check = judge(simulate(inputs, Kernel()), truth._replace(**{broken: with_nan}), "same_precision")
+    check = check_output(simulate(inputs, Kernel()), truth._replace(**{broken: with_nan}), "same_precision")
 
     assert not check.passed
 
@@ -184,7 +184,7 @@ def test_rows_that_are_alike_are_rounded_alike(factor: float, passes: bool) -> N
     inputs = problem("b1h2s512d64-fp16")[0]._replace(scale=0.0)
     mean = inputs.v.double().mean(2, keepdim=True) * factor  # [batch, heads, 1, head_dim]
     out = mean.to(torch.float16).expand(inputs.q.shape)
-    assert judge(out, make_truth(inputs), "same_precision").passed is passes
+    assert check_output(out, make_truth(inputs), "same_precision").passed is passes
 
 
 def test_head_of_zeros_has_no_gain() -> None:
@@ -194,8 +194,8 @@ def test_head_of_zeros_has_no_gain() -> None:
     small = torch.zeros(1, 2, ROWS, DIMS, dtype=torch.float16)
     small[0, 1, 0, 0] = 1e-4
 
-    assert judge(small * 0, truth, "same_precision").passed
-    assert not judge(small, truth, "same_precision").passed
+    assert check_output(small * 0, truth, "same_precision").passed
+    assert not check_output(small, truth, "same_precision").passed
 
 
 def test_gain_is_judged_per_head() -> None:
@@ -204,7 +204,7 @@ def test_gain_is_judged_per_head() -> None:
     out = simulate(inputs, Kernel())
     out[:, 1] *= 1.01
 
-    assert not next(bound for bound in judge(out, truth, "same_precision").bounds if bound.name == "gain").holds
+    assert not next(bound for bound in check_output(out, truth, "same_precision").bounds if bound.name == "gain").holds
 
 
 # -- fp8 --------------------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_fp8_bad_elements_are_those_over_their_own_limit() -> None:
     of_sum[0, 0, 1, 5] = 0.1
     out = (zeros + 0.1).half()
 
-    check = judge(out, fp8_truth(zeros, of_sum, 0.0, 0.0), "fp8")
+    check = check_output(out, fp8_truth(zeros, of_sum, 0.0, 0.0), "fp8")
 
     assert (check.passed, check.bad_count, check.first_bad) == (False, 1, (0, 0, 1, 5))
 
@@ -307,9 +307,9 @@ def test_fp8_head_of_zeros() -> None:
     small = zeros.half()
     small[0, 0, 2, 3] = 1e-6
 
-    broken = [bound.name for bound in judge(small, truth, "fp8").bounds if bound.enforced and not bound.holds]
+    broken = [bound.name for bound in check_output(small, truth, "fp8").bounds if bound.enforced and not bound.holds]
 
-    assert judge(zeros.half(), truth, "fp8").passed
+    assert check_output(zeros.half(), truth, "fp8").passed
     assert broken == ["max", "relative rms"]
 
 
@@ -318,7 +318,7 @@ def test_fp8_needs_the_spread(snapshot: SnapshotAssertion) -> None:
     inputs, truth = problem(SMALL)
 
     with pytest.raises(UsageProblem) as caught:
-        judge(simulate(inputs, Kernel()), truth._replace(spread=None), "fp8")
+        check_output(simulate(inputs, Kernel()), truth._replace(spread=None), "fp8")
 
     assert snapshot == str(caught.value)
 
@@ -335,7 +335,7 @@ def test_absolute(error: float, passed: bool) -> None:  # noqa: FBT001  # a para
     out = zeros.to(torch.float16)
     out[0, 0, 3, 5] = error
 
-    assert judge(out, Truth(zeros, zeros, SEQ_K, zeros[..., 0]), "absolute").passed == passed
+    assert check_output(out, Truth(zeros, zeros, SEQ_K, zeros[..., 0]), "absolute").passed == passed
 
 
 def test_absolute_judges_fp16_only(snapshot: SnapshotAssertion) -> None:
@@ -343,7 +343,7 @@ def test_absolute_judges_fp16_only(snapshot: SnapshotAssertion) -> None:
     inputs, truth = problem("b1h2s64d64-bf16")
 
     with pytest.raises(UsageProblem) as caught:
-        judge(simulate(inputs, Kernel()), truth, "absolute")
+        check_output(simulate(inputs, Kernel()), truth, "absolute")
 
     assert snapshot == str(caught.value)
 

@@ -42,7 +42,7 @@ def variant_of(write_variant: WriteVariant, tmp_path: Path) -> MakeVariant:
 def hold(variant: Variant, name: str, case: Case | None = None) -> CaseResult:
     """The result of testing a property of a variant on the CPU; the case is that of the property by default."""
     case = case or property_case(variant)
-    job = CaseJob(variant, case, None, "cpu", "same_precision", judge=True, time=False, property_name=name)
+    job = CaseJob(variant, case, None, "cpu", "same_precision", checks_output=True, time=False, property_name=name)
     return run_case(job)
 
 

@@ -10,12 +10,12 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.gpu.inputs import Inputs, make_inputs, poison
-from pytest_fa.judge.check import judge
 from pytest_fa.judge.diagnosis import diagnose
 from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.scores import make_scores_truth
 from pytest_fa.judge.truth import make_truth
-from pytest_fa.records.judged import Check
+from pytest_fa.records.checks import Check
 
 Wrong = Callable[[Inputs], torch.Tensor]
 
@@ -38,7 +38,7 @@ def right(inputs: Inputs) -> torch.Tensor:
 
 def check(out: torch.Tensor, inputs: Inputs) -> Check:
     """The verdict on an output of scores."""
-    return judge(out, truth_of("scores", inputs, (), "same_precision"), "same_precision")
+    return check_output(out, truth_of("scores", inputs, (), "same_precision"), "same_precision")
 
 
 # -- truth ------------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_the_likely_cause_is_named(mistake: str, shape: str, cause: str, snapsho
     """The diagnosis of scores names the mistake or its location, in which the last axis is `key`."""
     inputs = inputs_of(shape)
     out, truth = MISTAKES[mistake](inputs), make_scores_truth(inputs)
-    diagnosis = diagnose(out, truth, inputs, judge(out, truth, "same_precision"), None, (), "scores")
+    diagnosis = diagnose(out, truth, inputs, check_output(out, truth, "same_precision"), None, (), "scores")
     assert diagnosis.cause.startswith(cause)
     assert snapshot == diagnosis.conclusion
 
@@ -189,5 +189,5 @@ def test_a_transposed_output_is_recognised(snapshot: SnapshotAssertion) -> None:
     """If there are as many keys as queries, a transposed output has the right shape, and the diagnosis names it."""
     inputs = inputs_of("b1h1s4d4-fp16")
     out, truth = right(inputs).transpose(2, 3).contiguous(), make_scores_truth(inputs)
-    diagnosis = diagnose(out, truth, inputs, judge(out, truth, "same_precision"), None, (), "scores")
+    diagnosis = diagnose(out, truth, inputs, check_output(out, truth, "same_precision"), None, (), "scores")
     assert snapshot == diagnosis.cause

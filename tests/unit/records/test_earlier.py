@@ -12,9 +12,9 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.features.gate.noise import NAME as NOISE_NAME
 from pytest_fa.features.gate.noise import noise_path, read_noise
+from pytest_fa.records.checks import CrossCheck, Diagnosis, Repeats
 from pytest_fa.records.earlier import FIELDS
 from pytest_fa.records.gated import Gate, GatePair
-from pytest_fa.records.judged import CrossCheck, Diagnosis, Repeats
 from pytest_fa.records.log import read_records
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.read import read_record

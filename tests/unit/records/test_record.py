@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_fa.records.judged import Bound
+from pytest_fa.records.checks import Bound
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_builtins, to_json

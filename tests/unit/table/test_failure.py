@@ -9,7 +9,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.records.judged import Bound, Check, Diagnosis, LseCheck, Repeats
+from pytest_fa.records.checks import Bound, Check, Diagnosis, LseCheck, Repeats
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import SCHEMA, Environment, Record, Source, Stage
 from pytest_fa.table.failure import check_lines, failure_text

@@ -10,7 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.variant import Arch
 from pytest_fa.records.built import Advisory
-from pytest_fa.records.judged import Bound, Check, Repeats
+from pytest_fa.records.checks import Bound, Check, Repeats
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU, Speed, Timing

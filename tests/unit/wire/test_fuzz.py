@@ -34,7 +34,7 @@ from tests.fuzz import any_json, as_json, changed_bytes, changed_json
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
 
 JOB = CaseJob(
-    variant("mine"), parse_case("b1h2s64d64-fp16-seed0"), None, "cpu", "same_precision", judge=True, time=True
+    variant("mine"), parse_case("b1h2s64d64-fp16-seed0"), None, "cpu", "same_precision", checks_output=True, time=True
 )
 
 

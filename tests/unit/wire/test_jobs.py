@@ -19,7 +19,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.host import client, fork_server
 from pytest_fa.host.client import WorkerError, Workers
-from pytest_fa.records.judged import Bound, Check
+from pytest_fa.records.checks import Bound, Check
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Stage
 from pytest_fa.records.timing import Clocks, LaunchedKernel, Speed, Timing
@@ -80,7 +80,7 @@ def job_of(write_variant: WriteVariant, tmp_path: Path) -> JobOf:
             library=None,
             device="cpu",
             policy="same_precision",
-            judge=True,
+            checks_output=True,
             time=False,
         )
         return msgspec.structs.replace(plain, **fields)
@@ -479,7 +479,13 @@ def test_program_with_an_unusable_job(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_job_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     """A job file that was written before names changed is read with today's names."""
     plain = CaseJob(
-        variant("mine"), parse_case("b1h2s64d64-fp16-seed0"), None, "cpu", "same_precision", judge=True, time=False
+        variant("mine"),
+        parse_case("b1h2s64d64-fp16-seed0"),
+        None,
+        "cpu",
+        "same_precision",
+        checks_output=True,
+        time=False,
     )
     job = msgspec.structs.replace(plain, cross_checks=(variant("sdpa_math"),))
     content = msgspec.to_builtins(job)

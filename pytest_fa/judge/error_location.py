@@ -1,15 +1,31 @@
-"""Which part of an output a mask covers, in words."""
+"""Where the errors of an output are: the index of one element, and in words which part of the output is bad."""
 
 from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import torch
 
 from pytest_fa.catalog.case import AXES, Computes
+from pytest_fa.records.checks import Index
 
 
-def where(bad: torch.Tensor, computes: Computes) -> str:
+def element_index(flat: int, tensor: torch.Tensor) -> Index:
+    """The four indices of the flat index `flat`.
+
+    NumPy computes them, because torch's `unravel_index` imports sympy, which takes half a second.
+    """
+    batch, head, query, dim = (int(each) for each in np.unravel_index(flat, tensor.shape))
+    return (batch, head, query, dim)
+
+
+def first_index(mask: torch.Tensor) -> Index | None:
+    """The first index at which a mask, [batch, heads, seq_q, head_dim or seq_k], is true; None if it is nowhere."""
+    return element_index(int(mask.flatten().int().argmax()), mask) if bool(mask.any()) else None
+
+
+def location_text(bad: torch.Tensor, computes: Computes) -> str:
     """Which part of [batch, heads, seq_q, head_dim or seq_k] is bad, in words."""
     parts = []
     for axis, name in enumerate(AXES[computes]):

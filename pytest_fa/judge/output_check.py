@@ -8,14 +8,14 @@ import msgspec
 import torch
 
 from pytest_fa.errors import WrongResult
-from pytest_fa.judge.log_sum_exp import LseTruth, judge_lse
-from pytest_fa.judge.places import first_place, place
+from pytest_fa.judge.error_location import element_index, first_index
+from pytest_fa.judge.log_sum_exp import LseTruth, check_lse
 from pytest_fa.judge.policies import POLICIES, Errors, rms
 from pytest_fa.judge.truth import Truth
-from pytest_fa.records.judged import Check
+from pytest_fa.records.checks import Check
 
 
-def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
+def check_output(out: torch.Tensor, truth: Truth, policy: str) -> Check:
     """Compare `out`, [batch, heads, seq_q, head_dim or seq_k], with its truth under a tolerance policy.
 
     A figure that is not finite is None in the result, and a bound on it does not hold.
@@ -37,8 +37,8 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
         nonfinite_count=int((~errors.out.isfinite()).sum()),
         bad_count=int(bad.sum()),
         element_count=out.numel(),
-        first_bad=first_place(bad),
-        worst=place(worst, out),
+        first_bad=first_index(bad),
+        worst=element_index(worst, out),
         worst_got=_finite(float(errors.out.flatten()[worst])),
         worst_want=float(truth.out.flatten()[worst]),
     )
@@ -46,7 +46,7 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
 
 def with_lse(check: Check, lse: torch.Tensor, truth: LseTruth) -> Check:
     """The verdict with the bound of the log-sum-exp, [batch, heads, seq_q] float32."""
-    bound, lse_check = judge_lse(lse, truth)
+    bound, lse_check = check_lse(lse, truth)
     passed = check.passed and bound.holds
     return msgspec.structs.replace(check, passed=passed, bounds=(*check.bounds, bound), lse=lse_check)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fa.records.judged import Repeats
+from pytest_fa.records.checks import Repeats
 
 
 @pytest.mark.parametrize(

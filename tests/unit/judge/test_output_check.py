@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from pytest_fa.judge.check import judge
+from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.truth import Truth
-from pytest_fa.records.judged import Index
+from pytest_fa.records.checks import Index
 
 SHAPE = (2, 3, 8, 16)  # [batch, heads, seq_q, head_dim]
 
@@ -31,7 +31,7 @@ def output(truth: Truth, errors: dict[Index, float], layout: str = "bhsd") -> to
 
 def test_right_output(truth: Truth) -> None:
     """The rounded truth passes: no element is bad, and its errors are those of the same-precision reference."""
-    check = judge(output(truth, {}), truth, "same_precision")
+    check = check_output(output(truth, {}), truth, "same_precision")
 
     assert (check.policy, check.passed, check.element_count) == ("same_precision", True, 2 * 3 * 8 * 16)
     assert (check.bad_count, check.nonfinite_count, check.first_bad) == (0, 0, None)
@@ -50,7 +50,7 @@ def test_first_and_worst_place(truth: Truth, layout: str) -> None:
     """The first bad element is the first in (batch, head, query, dim) order, the worst has the largest error."""
     errors: dict[Index, float] = {(0, 2, 5, 7): -1.0, (1, 0, 3, 11): 4.0, (1, 2, 7, 15): 2.0}
 
-    check = judge(output(truth, errors, layout), truth, "same_precision")
+    check = check_output(output(truth, errors, layout), truth, "same_precision")
 
     assert (check.first_bad, check.worst, check.bad_count) == ((0, 2, 5, 7), (1, 0, 3, 11), 3)
     assert check.worst_want == float(truth.out[1, 0, 3, 11])
@@ -62,7 +62,7 @@ def test_first_and_worst_place(truth: Truth, layout: str) -> None:
 @pytest.mark.parametrize("place", [(0, 0, 0, 0), (0, 1, 0, 0), (1, 0, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (1, 2, 7, 15)])
 def test_place_of_one_bad_element(truth: Truth, place: Index, layout: str) -> None:
     """A single bad element is the first and the worst, at any index and in both memory layouts."""
-    check = judge(output(truth, {place: 1.0}, layout), truth, "same_precision")
+    check = check_output(output(truth, {place: 1.0}, layout), truth, "same_precision")
 
     assert (check.first_bad, check.worst, check.bad_count) == (place, place, 1)
 
@@ -72,7 +72,7 @@ def test_nan_is_worse_than_any_number(truth: Truth) -> None:
     out = output(truth, {(0, 0, 0, 0): 1000.0})
     out[1, 1, 4, 4] = math.nan
 
-    check = judge(out, truth, "same_precision")
+    check = check_output(out, truth, "same_precision")
 
     assert (check.worst, check.first_bad, check.bad_count) == ((1, 1, 4, 4), (0, 0, 0, 0), 2)
     assert (check.nonfinite_count, check.max_abs_error, check.rms_error, check.worst_got) == (1, None, None, None)
@@ -81,7 +81,7 @@ def test_nan_is_worse_than_any_number(truth: Truth) -> None:
 
 def test_broken_bound_is_the_tightest(truth: Truth) -> None:
     """`tightest` is the first bound that does not hold."""
-    wrong = judge(output(truth, {(0, 0, 0, 0): 1.0}), truth, "same_precision")
+    wrong = check_output(output(truth, {(0, 0, 0, 0): 1.0}), truth, "same_precision")
 
     assert wrong.tightest == next(bound for bound in wrong.bounds if not bound.holds)
     assert wrong.tightest.name == "max"
@@ -89,7 +89,7 @@ def test_broken_bound_is_the_tightest(truth: Truth) -> None:
 
 def test_nearest_bound_is_the_tightest_of_a_right_output(truth: Truth) -> None:
     """If all bounds hold, `tightest` is the bound of which the largest fraction is used."""
-    right = judge(output(truth, {}), truth, "same_precision")
+    right = check_output(output(truth, {}), truth, "same_precision")
 
     assert (right.tightest.used or 0) == max(bound.used or 0 for bound in right.bounds)
 
@@ -99,7 +99,7 @@ def test_judging_changes_no_tensor(truth: Truth) -> None:
     out = output(truth, {(0, 0, 0, 0): 1.0})
     copies = (out.clone(), truth.out.clone(), truth.same_precision.clone())
 
-    judge(out, truth, "same_precision")
+    check_output(out, truth, "same_precision")
 
     assert [torch.equal(*pair) for pair in zip((out, truth.out, truth.same_precision), copies, strict=True)] == [
         True
