@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 
     judge_help = "judge and gate one variant; the exit status says the verdict (`judge --help` lists the options)"
     commands.add_parser("judge", help=judge_help)
-    commands.add_parser("bundle", help="make, verify, attest or replay a bundle")
+    commands.add_parser("bundle", help="make, verify or replay a bundle")
 
     _add_report(commands.add_parser("report", help="write one HTML file about records, which opens offline"))
 
