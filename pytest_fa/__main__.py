@@ -250,15 +250,11 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
     show.add_argument("study", metavar="STUDY", help="the journal file, or the URL of the database, of --fa-study")
     show.add_argument("--name", help="one of several studies; default: the last one")
     show.add_argument("--svg", type=Path, metavar="FILE", help="also draw the history and the values")
-    show.add_argument("--t4", type=Path, metavar="FILE", help="also write the trials in the T4 form of kernel_tuner")
     show.set_defaults(run=_show_sweep)
 
 
 def _show_sweep(options: argparse.Namespace) -> None:
-    import json  # noqa: PLC0415
-
     from pytest_fa.features.sweep.read_study import read_study  # noqa: PLC0415
-    from pytest_fa.features.sweep.sweep_export import t4_results  # noqa: PLC0415
     from pytest_fa.features.sweep.sweep_lines import show_lines  # noqa: PLC0415
     from pytest_fa.features.sweep.sweep_picture import draw_sweep  # noqa: PLC0415
     from pytest_fa.records.text import printable  # noqa: PLC0415
@@ -269,9 +265,6 @@ def _show_sweep(options: argparse.Namespace) -> None:
     if options.svg:
         draw_sweep(study.facts, study.trials, study.end, options.svg)
         sys.stdout.write(f"{options.svg}\n")
-    if options.t4:
-        options.t4.write_text(json.dumps(t4_results(study.trials), indent=1), encoding="utf-8")
-        sys.stdout.write(f"{options.t4}\n")
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -1,9 +1,7 @@
 """Records in the formats of other tools.  Each export is a pure function of records.
 
 - `csv`: one row for each record, for spreadsheets and data frames.
-- `parquet`: the same table; it needs the package pyarrow.
 - `github-action-benchmark`: the JSON of its tool `customSmallerIsBetter`.
-- `bencher`: the Bencher Metric Format.
 - `perfetto`: a trace of the run in the Trace Event Format, for ui.perfetto.dev: where the time went.
 """
 
@@ -19,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from pytest_fa.errors import UsageProblem
 from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Timing
@@ -116,18 +113,6 @@ def to_csv(records: Sequence[Record]) -> bytes:
     return text.getvalue().encode()
 
 
-def to_parquet(records: Sequence[Record]) -> bytes:
-    """Return the same table as a Parquet file.  Raises `UsageProblem` without pyarrow."""
-    try:
-        import pyarrow as pa  # noqa: PLC0415  # optional
-        from pyarrow import parquet  # noqa: PLC0415
-    except ImportError:
-        raise UsageProblem("export: the format 'parquet' needs pyarrow; pip install pyarrow, or use csv") from None
-    sink = pa.BufferOutputStream()
-    parquet.write_table(pa.Table.from_pylist([msgspec.structs.asdict(flat_row(record)) for record in records]), sink)
-    return bytes(sink.getvalue().to_pybytes())
-
-
 def to_github_action_benchmark(records: Sequence[Record]) -> bytes:
     """Return the JSON of github-action-benchmark's `customSmallerIsBetter`: `device_us` of every timed record.
 
@@ -145,21 +130,6 @@ def to_github_action_benchmark(records: Sequence[Record]) -> bytes:
         for record, timing in _timed(records)
     ]
     return _json(entries)
-
-
-def to_bencher(records: Sequence[Record]) -> bytes:
-    """Return the Bencher Metric Format: for each variant and shape, `device_us` with the range of its samples."""
-    metrics = {
-        f"{record.variant}/{_shape(record)}": {
-            "device_us": {
-                "value": timing.median_us,
-                "lower_value": min(timing.samples_us, default=timing.median_us),
-                "upper_value": max(timing.samples_us, default=timing.median_us),
-            }
-        }
-        for record, timing in _timed(records)
-    }
-    return _json(metrics)
 
 
 def to_perfetto(records: Sequence[Record]) -> bytes:
@@ -239,8 +209,6 @@ def _json(value: object) -> bytes:
 
 EXPORTS: dict[str, Callable[[Sequence[Record]], bytes]] = {
     "csv": to_csv,
-    "parquet": to_parquet,
     "github-action-benchmark": to_github_action_benchmark,
-    "bencher": to_bencher,
     "perfetto": to_perfetto,
 }
