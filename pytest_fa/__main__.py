@@ -1,4 +1,4 @@
-"""The commands of `python -m pytest_fa`: new, doctor, judge, report, compare, costs, export, bundle and others."""
+"""The commands of `python -m pytest_fa`: new, doctor, judge, report, compare, export, bundle and others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pytest_fa.errors import FaError, UsageProblem
 
 if TYPE_CHECKING:
     from pytest_fa.features.shards.merge import MergedRun
-
-MOST_SIDES = 2  # of `costs`
 
 
 def main(arguments: list[str]) -> int:
@@ -76,8 +74,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands.add_parser("report", help="write one HTML file about records, which opens offline"))
 
     _add_compare(commands.add_parser("compare", help="say what changed between two sets of records"))
-
-    _add_costs(commands.add_parser("costs", help="say where the seconds of a run went, or of two runs"))
 
     _add_export(commands.add_parser("export", help="write records in the format of another tool"))
 
@@ -171,23 +167,6 @@ def _report(options: argparse.Namespace) -> None:
         sys.stderr.write(f"pytest_fa: {complaint}\n")
     kilobytes = options.output.stat().st_size / 1000
     sys.stdout.write(f"{options.output}: {len(side.records)} records, {kilobytes:.0f} KB\n")
-
-
-def _add_costs(parser: argparse.ArgumentParser) -> None:
-    forms = "a record file, a folder of them, a bundle, or a git revision; default: the newest run in --artifacts"
-    parser.add_argument("records", metavar="RECORDS", nargs="*", help=f"{forms}; a second one is compared with it")
-    parser.add_argument("--artifacts", type=Path, default=Path("artifacts"), help="the folder of --fa-artifacts")
-    parser.set_defaults(run=_costs)
-
-
-def _costs(options: argparse.Namespace) -> None:
-    from pytest_fa.features.costs.cost_sides import newest_run, read_cost_side  # noqa: PLC0415
-    from pytest_fa.features.costs.cost_table import cost_markdown  # noqa: PLC0415
-
-    words = options.records or [newest_run(options.artifacts)]
-    if len(words) > MOST_SIDES:
-        raise UsageProblem(f"costs: {len(words)} runs; give one, or two to compare")
-    sys.stdout.write(f"{cost_markdown([read_cost_side(word, Path.cwd()) for word in words])}\n")
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_fa.plugin.record_file import RunFile
-from pytest_fa.plugin.run_clock import RunClock
 
 if TYPE_CHECKING:
     from pytest_fa.options.options import Options
@@ -33,7 +32,7 @@ class Results:
     """The records of one run, and the reasons of the tests that have none."""
 
     def __init__(self, options: Options) -> None:
-        self._options, self.clock = options, RunClock()
+        self._options = options
         self.file = RunFile(options.artifacts)
         self._records: list[Record] = []
         self._reused: list[LeftOut] = []  # baselines whose times of an earlier run stand for new ones
@@ -80,7 +79,6 @@ class Results:
 
     def take(self, report: Any) -> None:  # noqa: ANN401  # a report with or without the attributes of `attach`
         """Keep the record of a report, or the reason why it has none."""
-        self.clock.count(report)
         outcome = report.fa_record["outcome"] if hasattr(report, "fa_record") else None
         self._other_failure |= bool(report.failed) and outcome != "inconclusive"
         self._any_failed |= bool(report.failed)
@@ -168,6 +166,7 @@ class Results:
             from pytest_fa.plugin.left_out import left_out_of_table  # noqa: PLC0415
             from pytest_fa.plugin.state import session_of  # noqa: PLC0415  # only runs with records need these
             from pytest_fa.table.rows import notes  # noqa: PLC0415
+            from pytest_fa.table.slowest_stages import slowest_stage_lines  # noqa: PLC0415
             from pytest_fa.table.tool_lines import ablation_lines, profile_lines  # noqa: PLC0415
             from pytest_fa.table.unjudged_lines import unjudged_lines  # noqa: PLC0415
 
@@ -182,6 +181,9 @@ class Results:
                 terminal.write_line(
                     "pytest-benchmark is disabled under pytest-xdist; these times are only in the records"
                 )
+            if terminal.config.get_verbosity() > 0:
+                for line in slowest_stage_lines(self._records, session_of(terminal.config).builds.seconds):
+                    terminal.write_line(line)
             self._write_files(terminal)
         self.file.write(terminal)
         if self.report_problem:
@@ -199,13 +201,8 @@ class Results:
                 terminal.write_line(f"  {count} x {reason}", red=True)
 
     def end(self, config: pytest.Config) -> None:
-        """Write beside the records what was written, and where the seconds of the run went."""
-        from pytest_fa.plugin.state import SESSION_KEY  # noqa: PLC0415
-
+        """Write beside the records what was written."""
         self.file.end(config)
-        if self._records and SESSION_KEY in config.stash:
-            builds = config.stash[SESSION_KEY].builds
-            self.clock.write(self.file.log.path, builds.seconds, config.getoption("numprocesses", None) or 0)
 
     def write_answer(self, terminal: pytest.TerminalReporter) -> None:
         """Write the answer of the run and the next command, below pytest's own last line."""
@@ -214,7 +211,6 @@ class Results:
 
             lines = answer_lines(self.shown_records, self._facts(terminal.config))
             _write_lines(terminal, lines[: 1 if terminal.config.get_verbosity() <= QUIETEST else None])
-        self.clock.note_answer()
 
     def _facts(self, config: pytest.Config) -> RunFacts:
         """What the answer needs beside the records."""

@@ -19,6 +19,7 @@ from pytest_fa.features.export.export_formats import (
     to_github_action_benchmark,
     to_perfetto,
 )
+from pytest_fa.records.costs import Costs
 from pytest_fa.records.files import read_record_file
 from pytest_fa.records.record import Stage, to_json
 from pytest_fa.records.timing import Agreement, NodeTime, ProfilerTime
@@ -68,6 +69,19 @@ def test_perfetto() -> None:
     stages = [(each["name"], each["ts"], each["dur"]) for each in _slices(to_perfetto([TIMED]), 1)]
     assert stages == [(f"speed {TIMED.id}", 0.0, 2e6), ("launch", 0.0, 0.5e6), ("speed", 0.5e6, 1.5e6)]
     assert [(each["name"], each["ts"], each["dur"]) for each in _slices(to_perfetto([TIMED]), 2)] == [("k", 0.5e6, 9.0)]
+
+
+def test_perfetto_shows_what_is_in_no_stage() -> None:
+    """The wait, the start of the processes and the profiler are slices around those of the stages."""
+    timed = msgspec.structs.replace(TIMED, costs=Costs(0.25, 3.0, 4.0))
+    stages = [(each["name"], each["ts"], each["dur"]) for each in _slices(to_perfetto([timed]), 1)[1:]]
+    assert stages == [
+        ("wait for other timings", 0.0, 0.25e6),
+        ("start of processes, import of torch", 0.25e6, 1e6),
+        ("launch", 1.25e6, 0.5e6),
+        ("speed", 1.75e6, 1.5e6),
+        ("profiler", 3.25e6, 4e6),
+    ]
 
 
 def test_perfetto_slices_nest() -> None:
