@@ -19,7 +19,6 @@ from pytest_fa.plugin.state import (
     OPTIONS_KEY,
     OUTPUT_KEY,
     PROBLEM_KEY,
-    RECEIVER,
     RECORD_KEY,
     SESSION_KEY,
     STATUS_LINE_KEY,
@@ -232,7 +231,7 @@ class _Reports:
     """The hooks of the process that writes to the terminal; with pytest-xdist, the controller, which runs no tests."""
 
     def __init__(self, results: Results, config: pytest.Config) -> None:
-        self.results, self._receiver = results, config.pluginmanager.getplugin(RECEIVER)
+        self.results = results
         self.shard: ShardLog | None = None
         if config.stash[OPTIONS_KEY].shard:
             from pytest_fa.features.shards.shard import ShardLog  # noqa: PLC0415  # only with --fa-shard
@@ -248,8 +247,8 @@ class _Reports:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of a report."""
         self.results.take(report)
-        for receiver in filter(None, (self._receiver, self.shard)):
-            receiver.take(report)
+        if self.shard:
+            self.shard.take(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count a collection error as a failure."""
@@ -295,10 +294,8 @@ class _Reports:
 
     @pytest.hookimpl(trylast=True)  # after the workers have ended
     def pytest_unconfigure(self, config: pytest.Config) -> None:
-        """Write what the run has written and where its seconds went; the receiver gets the same."""
+        """Write beside the records what the run has written."""
         self.results.end(config)
-        if self._receiver:
-            self._receiver.end(self.results.file)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_summary(self, summary: list[str]) -> None:
