@@ -126,17 +126,17 @@ run() {
 
 # replay FILE OPTION...: what a reviewer runs.  FILE is relative to the folder in which repro.sh was called.
 replay() {
-  local bundle=$1 statement status=0
+  local bundle=$1 answers status=0
   shift
   [ "${bundle#/}" != "$bundle" ] || bundle=$caller/$bundle
-  statement=artifacts/replay_$(basename "$bundle" .tar.gz).json
+  answers=artifacts/replay_$(basename "$bundle" .tar.gz).json
   mkdir -p artifacts
-  rm -f "$statement"
+  rm -f "$answers"
   step "verify"
   "$PYTHON" -m pytest_fa bundle verify "$bundle" || return
   step "replay"
-  "$PYTHON" -m pytest_fa bundle replay "$bundle" --level=all --statement="$statement" "$@" || status=$?
-  [ ! -f "$statement" ] || echo "statement: $statement"
+  "$PYTHON" -m pytest_fa bundle replay "$bundle" --level=all --output="$answers" "$@" || status=$?
+  [ ! -f "$answers" ] || echo "answers: $answers"
   return "$status"
 }
 

@@ -25,7 +25,6 @@ FEATURES = (
     "judge_command",
     "bundle",
     "compare",
-    "costs",
     "export",
     "ceilings",
     "gate",

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 SUITE = "pytest_fa.suite"
 SUITE_FOLDER = Path(__file__).parents[1] / "suite"
-JUDGE_INI = Path(__file__).parents[1] / "features" / "judge_command" / "judge.ini"  # of `python -m pytest_fa judge`
 SUITE_FILES = {"test_attention.py": f"{SUITE}.test_attention", "selftest.py": f"{SUITE}.selftest"}
 # Options of pytest and pytest-benchmark that change what a test does.  A rerun command repeats them as they were typed.
 _REPEATED = ("-p", "-o", "-c", "--rootdir", "--confcutdir", "--import-mode")
@@ -170,8 +169,6 @@ def _typed_options(config: pytest.Config) -> list[str]:
     for switch in _REPEATED_SWITCHES:
         parser.add_argument(switch, action="store_true", dest=switch)
     typed, _ = parser.parse_known_args([str(word) for word in config.invocation_params.args])
-    if str(JUDGE_INI) in getattr(typed, "-c"):
-        return []  # a plain pytest repeats one test; `python -m pytest_fa judge` has a rerun command of its own
     words: list[str] = []
     for flag in _REPEATED:
         for value in getattr(typed, flag):

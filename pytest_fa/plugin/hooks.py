@@ -18,7 +18,6 @@ from pytest_fa.plugin.state import (
     OPTIONS_KEY,
     OUTPUT_KEY,
     PROBLEM_KEY,
-    RECEIVER,
     RECORD_KEY,
     RESULTS_KEY,
     SESSION_KEY,
@@ -260,11 +259,10 @@ class _Reports:
     """The hooks of the process that writes to the terminal; with pytest-xdist, the controller, which runs no tests."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.results, self._receiver = config.stash[RESULTS_KEY], config.pluginmanager.getplugin(RECEIVER)
+        self.results = config.stash[RESULTS_KEY]
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Add the status line.  The terminal reporter may be registered after this plugin, but not after this hook."""
-        self.results.clock.start_session()
         if may_show(config := session.config):
             config.stash[STATUS_LINE_KEY] = StatusLine(config.pluginmanager.getplugin("terminalreporter"))
             config.pluginmanager.register(_Progress(config.stash[STATUS_LINE_KEY]), "fa-progress")
@@ -272,8 +270,6 @@ class _Reports:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of a report."""
         self.results.take(report)
-        if self._receiver:
-            self._receiver.take(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count a collection error as a failure."""
@@ -311,10 +307,8 @@ class _Reports:
 
     @pytest.hookimpl(trylast=True)  # after the workers have ended
     def pytest_unconfigure(self, config: pytest.Config) -> None:
-        """Write what the run has written and where its seconds went; the receiver gets the same."""
+        """Write beside the records what the run has written."""
         self.results.end(config)
-        if self._receiver:
-            self._receiver.end(self.results.file)
 
 
 class _Progress:

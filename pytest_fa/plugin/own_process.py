@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_fa.plugin.files_before import FilesBefore
-from pytest_fa.plugin.state import FILES_KEY, IMPORTS_KEY, OPTIONS_KEY, RECEIVER
+from pytest_fa.plugin.state import FILES_KEY, IMPORTS_KEY, OPTIONS_KEY
 
 if TYPE_CHECKING:
     import pytest
@@ -19,19 +19,18 @@ def protect_process(config: pytest.Config) -> None:
     """Protect this process, before the first kernel runs.  Later calls change nothing."""
     if IMPORTS_KEY in config.stash:
         return
-    from pytest_fa.build.late_imports import EVERYWHERE, installed_folders, keep_package  # noqa: PLC0415  # only runs
+    from pytest_fa.build.late_imports import installed_folders, keep_package  # noqa: PLC0415  # only runs
     from pytest_fa.processes import forbid_attaching  # noqa: PLC0415  # with kernels need these
 
     forbid_attaching()
-    is_judge = config.pluginmanager.hasplugin(RECEIVER)  # the judge command runs no tests that write modules
-    config.stash[IMPORTS_KEY] = keep_package(EVERYWHERE if is_judge else installed_folders())
+    config.stash[IMPORTS_KEY] = keep_package(installed_folders())
     options = config.stash[OPTIONS_KEY]
     config.stash[FILES_KEY] = FilesBefore(options.artifacts, options.records_folder)
 
 
 def release_imports(config: pytest.Config) -> None:
-    """Let this process import as usual again, when all kernels have ended.  The judge command ends soon."""
-    if IMPORTS_KEY in config.stash and not config.pluginmanager.hasplugin(RECEIVER):
+    """Let this process import as usual again, when all kernels have ended."""
+    if IMPORTS_KEY in config.stash:
         from pytest_fa.build.late_imports import forget_package  # noqa: PLC0415  # only runs with kernels need it
 
         forget_package(config.stash[IMPORTS_KEY])

@@ -30,7 +30,6 @@ IN_TABLE_KEY: pytest.StashKey[set[str]] = pytest.StashKey()  # node ids of the b
 STATUS_LINE_KEY: pytest.StashKey[StatusLine] = pytest.StashKey()  # only in runs that may show it
 ALREADY_REPORTED_KEY: pytest.StashKey[bool] = pytest.StashKey()  # of a test that was skipped for another's failure
 REFUSED_KEY: pytest.StashKey[bool] = pytest.StashKey()  # of a test that its variant does not support, on any machine
-RECEIVER = "fa-receiver"  # the name of a plugin that takes every report, besides the terminal
 OUTPUT_KEY: pytest.StashKey[str] = pytest.StashKey()  # in the stash of a test item: what its workers printed
 FIRST_REPORTS_KEY: pytest.StashKey[FirstReports] = pytest.StashKey()
 IMPORTS_KEY: pytest.StashKey[LateImports] = pytest.StashKey()  # once this process is protected from kernels

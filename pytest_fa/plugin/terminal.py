@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_fa.plugin.record_file import RunFile
-from pytest_fa.plugin.run_clock import RunClock
 from pytest_fa.records.outcome import UNDECIDED_STATUS, Outcome
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Results:
     """The records of one run, and the reasons of the tests that have none."""
 
     def __init__(self, options: Options) -> None:
-        self.options, self.clock = options, RunClock()
+        self.options = options
         self.file = RunFile(options.artifacts)
         self.records: list[Record] = []
         self.failed_records: list[Record] = []  # of tests that failed
@@ -86,7 +85,6 @@ class Results:
 
     def take(self, report: Any) -> None:  # noqa: ANN401  # a report with or without the attributes of `attach`
         """Keep the record of a report, or the reason why it has none."""
-        self.clock.count(report)
         outcome = report.fa_record["outcome"] if hasattr(report, "fa_record") else None
         self._other_failure |= bool(report.failed) and outcome != Outcome.INCONCLUSIVE
         self._any_failed |= bool(report.failed)
@@ -144,6 +142,7 @@ class Results:
             from pytest_fa.plugin.left_out import left_out_of_table  # noqa: PLC0415
             from pytest_fa.plugin.state import session_of  # noqa: PLC0415  # only runs with records need these
             from pytest_fa.table.rows import notes  # noqa: PLC0415
+            from pytest_fa.table.slowest_stages import slowest_stage_lines  # noqa: PLC0415
             from pytest_fa.table.tool_lines import ablation_lines  # noqa: PLC0415
             from pytest_fa.table.unjudged_lines import unjudged_lines  # noqa: PLC0415
 
@@ -157,6 +156,9 @@ class Results:
                 terminal.write_line(
                     "pytest-benchmark is disabled under pytest-xdist; these times are only in the records"
                 )
+            if terminal.config.get_verbosity() > 0:
+                for line in slowest_stage_lines(self.records, session_of(terminal.config).builds.seconds):
+                    terminal.write_line(line)
             self._write_files(terminal)
         self.file.write(terminal)
         if self.is_fault_unreported:
@@ -170,13 +172,8 @@ class Results:
                 terminal.write_line(f"  {count} x {reason}", red=True)
 
     def end(self, config: pytest.Config) -> None:
-        """Write beside the records what was written, and where the seconds of the run went."""
-        from pytest_fa.plugin.state import SESSION_KEY  # noqa: PLC0415
-
+        """Write beside the records what was written."""
         self.file.end(config)
-        if self.records and SESSION_KEY in config.stash:
-            builds = config.stash[SESSION_KEY].builds
-            self.clock.write(self.file.log.path, builds.seconds, config.getoption("numprocesses", None) or 0)
 
     def write_answer(self, terminal: pytest.TerminalReporter) -> None:
         """Write the answer of the run and the next command, below pytest's own last line."""
@@ -185,7 +182,6 @@ class Results:
 
             lines = answer_lines(self.shown_records, self.facts(terminal.config))
             _write_lines(terminal, lines[: 1 if terminal.config.get_verbosity() <= QUIETEST else None])
-        self.clock.note_answer()
 
     def facts(self, config: pytest.Config) -> RunFacts:
         """What the answer needs beside the records."""

@@ -131,10 +131,11 @@ def test_wrong_is_red_with_colours(project: Project, color: str, *, is_red: bool
 
 @pytest.mark.nightly
 def test_verbose_explains_the_columns(good: Project) -> None:
-    """-v explains the columns; without it, one line says so."""
+    """-v explains the columns and shows the slowest stages; without it, one line says so."""
     explained = good.suite(ONE_CASE, "-k", "good and speed", "-v").outlines
     brief = good.suite(ONE_CASE, "-k", "good and speed").outlines
     assert [any(line.startswith("device_us: ") for line in lines) for lines in (explained, brief)] == [True, False]
+    assert [any(line.startswith("slowest stages ") for line in lines) for lines in (explained, brief)] == [True, False]
     assert "pytest -v explains the columns and shows every row" in brief
 
 

@@ -11,14 +11,13 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
 import yaml
 from syrupy.assertion import SnapshotAssertion
 
-from pytest_fa.features.bundle.attest import PREDICATE
 from pytest_fa.options.flags import all_options
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.projects import NewProject, Project, inner_environment
@@ -182,25 +181,14 @@ def test_slurm_and_buildkite_split_into_the_parts_of_their_arrays() -> None:
     assert shards == ["--fa-shard=8/8", "--fa-shard=4/4"]
 
 
-def test_the_page_about_bundles_signs_the_test_results() -> None:
-    """The job of the page may sign and nothing more, and signs the predicate that `bundle attest` prints."""
+def test_the_job_of_the_page_about_bundles_signs_what_make_writes() -> None:
+    """The job of the page may sign and nothing more, and its pattern matches the archive of `bundle make`."""
     (job,) = re.findall(r"^```yaml\n(.*?)^```", BUNDLE_PAGE, re.MULTILINE | re.DOTALL)
     content = yaml.safe_load(job)
     assert content["permissions"] == {"id-token": "write", "attestations": "write", "contents": "read"}
-    *commands, attest = content["steps"]
-    assert attest["with"]["predicate-type"] == PREDICATE
-    written = "".join(step["run"] for step in commands)
-    assert f"> {attest['with']['predicate-path']}" in written or f'"{attest["with"]["predicate-path"]}"' in written
-    for step in commands:
-        assert subprocess.run(["bash", "-n", "-c", step["run"]], check=False).returncode == 0
-
-
-def test_the_predicate_of_the_page_is_cut_out_of_the_statement(tmp_path: Path) -> None:
-    """The second command of that job writes the predicate of statement.json to predicate.json."""
-    (command,) = re.findall(r"- run: (python -c .*)", BUNDLE_PAGE)
-    (tmp_path / "statement.json").write_text('{"predicate": {"result": "PASSED"}}', encoding="utf-8")
-    subprocess.run(["bash", "-c", command.replace("python", sys.executable, 1)], cwd=tmp_path, check=True)
-    assert (tmp_path / "predicate.json").read_text(encoding="utf-8") == '{"result": "PASSED"}'
+    (step,) = content["steps"]
+    assert step["uses"].partition("@")[0] == "actions/attest-build-provenance"
+    assert PurePath("artifacts/repro_bundle_0123456789ab_20260101T000000Z.tar.gz").match(step["with"]["subject-path"])
 
 
 @pytest.fixture

@@ -84,9 +84,9 @@ def decide(
             with named_arguments(settings, variant="baseline"):
                 prepare_opponents(session)  # an unknown name is an error
             variant = variant_of(session.run_plan, str(name))
-            _start(session, variant)
+            start(session, variant)
             question = gate_question(session.run_plan, variant, limit)
-            return shown(decide_gate(session.runner, variant, question, _say))
+            return shown(decide_gate(session.runner, variant, question, say))
 
 
 def _record_of_variant(kind: Kind, name: str, case: Case, settings: Settings, soak: int | None) -> Record:
@@ -97,7 +97,7 @@ def _record_of_variant(kind: Kind, name: str, case: Case, settings: Settings, so
         if not variant.is_judged and kind == "correct":
             reason = "it omits a phase" if variant.omits else "it computes nothing"
             raise UsageProblem(f"function: the output of {name} cannot be checked: {reason} (role {variant.role})")
-        _start(session, variant)
+        start(session, variant)
         record = session.runner.run(variant, case, kind)
         if record.outcome == Outcome.NOT_BUILT:
             record = msgspec.structs.replace(record, message=session.build_record(variant).message)
@@ -111,7 +111,7 @@ def _record_of_function(kind: Kind, function: Function, case: Case, settings: Se
     process, options = ThisProcess(function, case), settings.options(soak=soak)
     _require_policy_fits(options.tolerance, case)
     session = Session(options, process, process)
-    session.builds.say = _say
+    session.builds.say = say
     session.runner.other_gpu_processes = find_other_gpu_processes(servers_of_run())
     record = session.runner.run(variant_for(function, case), case, kind)
     if record.outcome == Outcome.UNSUPPORTED:  # no manifest says that the function supports the case
@@ -121,13 +121,14 @@ def _record_of_function(kind: Kind, function: Function, case: Case, settings: Se
     return msgspec.structs.replace(record, rerun_command=rerun_text(CALLS[kind], function, case, keywords))
 
 
-def _start(session: Session, variant: Variant) -> None:
+def start(session: Session, variant: Variant) -> None:
     """Start the worker servers, and build the variant."""
     session.builds.needed = {variant.name: variant}
-    session.start(_say)
+    session.start(say)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Write a line about the run to standard error."""
     sys.stderr.write(printable(f"fa: {text}\n"))
 
 

@@ -1,4 +1,4 @@
-"""The commands of `python -m pytest_fa bundle`: stamp, differences, make, verify, attest, replay."""
+"""The commands of `python -m pytest_fa bundle`: stamp, differences, make, verify and replay."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-import msgspec
-
-from pytest_fa.errors import FaError, UsageProblem
-from pytest_fa.features.bundle.attest import attest_bundle, replay_statement
+from pytest_fa.errors import FaError
 from pytest_fa.features.bundle.constraints import differences, read_constraints
 from pytest_fa.features.bundle.make import make_bundle
 from pytest_fa.features.bundle.questions import REQUESTED_LEVELS, ReplaySelection
 from pytest_fa.features.bundle.replay import replay_bundle, replay_text
-from pytest_fa.features.bundle.sigstore_signature import BadSignature, SignatureClaim, check_signature
 from pytest_fa.features.bundle.stamp import write_stamp
-from pytest_fa.features.bundle.verify import Problem, Verification, verification_text, verify_bundle
+from pytest_fa.features.bundle.verify import verification_text, verify_bundle
 from pytest_fa.options.options import default_cache
 from pytest_fa.records.record import to_json
 
@@ -58,15 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     verify = commands.add_parser("verify", help="check a bundle: complete, unchanged, and every verdict follows")
     verify.add_argument("file", type=Path, help="repro_bundle_*.tar.gz; nothing in it is unpacked or executed")
     verify.add_argument("--json", action="store_true", help="print one JSON object")
-    verify.add_argument("--signature", type=Path, help="also check what `gh attestation download` or cosign wrote")
-    verify.add_argument("--signer", help="who must have signed: OWNER/NAME on GitHub, or the certificate's identity")
-    verify.add_argument("--issuer", help="who vouches for the signer; needed unless it is OWNER/NAME")
-    verify.add_argument("--trusted-root", type=Path, help="Sigstore's keys; default: those of the public instance")
     verify.set_defaults(run=_verify)
-
-    attest = commands.add_parser("attest", help="print what a verified bundle says, as an in-toto statement to sign")
-    attest.add_argument("file", type=Path, help="repro_bundle_*.tar.gz")
-    attest.set_defaults(run=lambda options: _print(attest_bundle(options.file).decode().rstrip()))
 
     replay = commands.add_parser("replay", help="run a bundle again; this compiles and runs the code in it")
     replay.add_argument("file", type=Path, help="repro_bundle_*.tar.gz")
@@ -78,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.add_argument("--variant", type=_globs, default=(), metavar="GLOB[,...]", help="only these variants")
     replay.add_argument("--case", type=_globs, default=(), metavar="GLOB[,...]", help="only these judged cases")
-    replay.add_argument("--statement", type=Path, help="also write the result as an in-toto statement to this file")
+    replay.add_argument("-o", "--output", type=Path, help="also write the JSON object to this file")
     replay.add_argument("--use-libraries", action="store_true", help="compile nothing: run the libraries in the bundle")
     replay.add_argument("--folder", type=Path, help="a folder to work in, which must not exist; it is kept")
     replay.add_argument("--json", action="store_true", help="print one JSON object")
@@ -98,8 +86,8 @@ def _replay(options: argparse.Namespace) -> int:
             use_libraries=options.use_libraries,
             selection=ReplaySelection(options.variant, options.case),
         )
-    if options.statement:
-        options.statement.write_bytes(replay_statement(options.file, replay))
+    if options.output:
+        options.output.write_bytes(to_json(replay) + b"\n")
     _print(to_json(replay).decode() if options.json else replay_text(replay))
     return REPLAY_STATUS[replay.answer]
 
@@ -114,32 +102,11 @@ def _say(line: str) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     verification = verify_bundle(options.file)
-    if claim := _claim(options):
-        verification = _with_signature(verification, options.file, claim)
     if options.json:
         _print(to_json(verification).decode())
     else:
         _print(verification_text(verification))
     return 0 if verification.is_verified else 1
-
-
-def _claim(options: argparse.Namespace) -> SignatureClaim | None:
-    if options.signature is None:
-        if options.signer or options.issuer or options.trusted_root:
-            raise UsageProblem("--signer, --issuer and --trusted-root need --signature FILE")
-        return None
-    if not options.signer:
-        raise UsageProblem("--signature needs --signer: who must have signed, such as OWNER/NAME on GitHub")
-    return SignatureClaim(options.signature, options.signer, options.issuer, options.trusted_root)
-
-
-def _with_signature(verification: Verification, path: Path, claim: SignatureClaim) -> Verification:
-    """The verification with the signer, or with one more problem."""
-    try:
-        return msgspec.structs.replace(verification, signature=f"signed by {check_signature(path, claim)}")
-    except BadSignature as problem:
-        problems = (*verification.problems, Problem("signature", str(problem)))
-        return msgspec.structs.replace(verification, signature="not valid", problems=problems)
 
 
 def _make(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from pytest_fa.feature import Feature, Subcommand
 
 FEATURE = Feature(
     "bundle",
-    commands=(Subcommand("bundle", "make, verify, attest or replay a bundle", "commands"),),
+    commands=(Subcommand("bundle", "make, verify or replay a bundle", "commands"),),
     requires=("gate",),
     has_hooks=False,
 )

@@ -1,6 +1,6 @@
 """Verify a bundle without a GPU, without unpacking it, and without running anything from it.
 
-archive -> seal -> manifest -> records -> every verdict computed again -> plausibility -> signature
+archive -> seal -> manifest -> records -> every verdict computed again -> plausibility
 
 A verified bundle is unchanged since it was made, and its verdicts follow from its raw numbers.  It does not prove that
 the numbers were measured, or that its maker left no record out: raw numbers that were invented consistently are only
@@ -40,7 +40,7 @@ from pytest_fa.records.files import RecordFile, read_stream
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable
 
-Step = Literal["integrity", "consistency", "recomputation", "plausibility", "signature"]
+Step = Literal["integrity", "consistency", "recomputation", "plausibility"]
 RECORDS_FOLDER = Path("profiles")
 MOST_PROBLEMS = 1000
 
@@ -55,9 +55,9 @@ class Problem(msgspec.Struct, frozen=True):
 class Verification(msgspec.Struct, frozen=True):
     """The result of `verify_bundle`.
 
-    `digest` is the sha256 of the seal, which a signature or a statement names.  `records` counts the records whose
-    verdicts were computed again.  `dirty` says whether the sources differ from those of `commit`.  `signature` says who
-    signed the bundle, or why that is not known.  `notes` say what the bundle does not show although it is verified.
+    `digest` is the sha256 of the seal.  `records` counts the records whose verdicts were computed again.  `dirty` says
+    whether the sources differ from those of `commit`.  `notes` say what the bundle does not show although it is
+    verified.
     """
 
     file: str
@@ -67,7 +67,6 @@ class Verification(msgspec.Struct, frozen=True):
     commit: str | None = None
     dirty: bool | None = None
     source_tree: str = ""
-    signature: str = "not signed"
     notes: tuple[str, ...] = ()
 
     @property
@@ -112,7 +111,6 @@ def verification_text(verification: Verification) -> str:
         *(f"note: {note}" for note in verification.notes),
         f"digest {verification.digest}",
         f"commit {_commit_text(verification)}, source tree {verification.source_tree or 'unknown'}",
-        f"signature: {verification.signature}",
     ]
     count = f"{verification.records} records, {len(verification.problems)} problems"
     return "\n".join([*lines, f"{'VERIFIED' if verification.is_verified else 'BROKEN'} {verification.file}: {count}"])

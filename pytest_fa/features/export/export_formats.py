@@ -1,9 +1,7 @@
 """Records in the formats of other tools.  Each export is a pure function of records.
 
 - `csv`: one row for each record, for spreadsheets and data frames.
-- `parquet`: the same table; it needs the package pyarrow.
 - `github-action-benchmark`: the JSON of its tool `customSmallerIsBetter`.
-- `bencher`: the Bencher Metric Format.
 - `perfetto`: a trace of the run in the Trace Event Format, for ui.perfetto.dev: where the time went.
 """
 
@@ -13,17 +11,17 @@ import csv
 import io
 import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from pytest_fa.errors import UsageProblem
 from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Timing
+from pytest_fa.table.slowest_stages import seconds_by_part
 
 
 class FlatRow(msgspec.Struct, frozen=True):
@@ -117,18 +115,6 @@ def to_csv(records: Sequence[Record]) -> bytes:
     return text.getvalue().encode()
 
 
-def to_parquet(records: Sequence[Record]) -> bytes:
-    """Return the same table as a Parquet file.  Raises `UsageProblem` without pyarrow."""
-    try:
-        import pyarrow as pa  # noqa: PLC0415  # optional
-        from pyarrow import parquet  # noqa: PLC0415
-    except ImportError:
-        raise UsageProblem("export: the format 'parquet' needs pyarrow; pip install pyarrow, or use csv") from None
-    sink = pa.BufferOutputStream()
-    parquet.write_table(pa.Table.from_pylist([msgspec.structs.asdict(flat_row(record)) for record in records]), sink)
-    return bytes(sink.getvalue().to_pybytes())
-
-
 def to_github_action_benchmark(records: Sequence[Record]) -> bytes:
     """Return the JSON of github-action-benchmark's `customSmallerIsBetter`: `device_us` of every timed record.
 
@@ -148,27 +134,13 @@ def to_github_action_benchmark(records: Sequence[Record]) -> bytes:
     return _json(entries)
 
 
-def to_bencher(records: Sequence[Record]) -> bytes:
-    """Return the Bencher Metric Format: for each variant and shape, `device_us` with the range of its samples."""
-    metrics = {
-        f"{record.variant}/{_shape(record)}": {
-            "device_us": {
-                "value": timing.median_us,
-                "lower_value": min(timing.samples_us, default=timing.median_us),
-                "upper_value": max(timing.samples_us, default=timing.median_us),
-            }
-        }
-        for record, timing in _timed(records)
-    }
-    return _json(metrics)
-
-
 def to_perfetto(records: Sequence[Record]) -> bytes:
     """Return a trace with one track for the stages of all records, and one for the kernels of one call of each.
 
-    A record has the second in which it was made and the seconds of its stages.  The stages are drawn one after another
-    and end at that second, or later if the record before it ends later.  A call's kernels, as the profiler saw them,
-    begin with stage `speed`; their lengths are true, their gaps are not known.
+    A record has the second in which it was made and the seconds of its stages, of its waits and of the start of its
+    processes.  They are drawn one after another and end at that second, or later if the record before it ends later.
+    A call's kernels, as the profiler saw them, begin with stage `speed`; their lengths are true, their gaps are not
+    known.
     """
     by_time = sorted(records, key=lambda record: record.measured_at)
     events: list[dict[str, Any]] = [
@@ -186,18 +158,19 @@ def to_perfetto(records: Sequence[Record]) -> bytes:
 
 
 def _events(record: Record, start_us: float) -> Iterator[dict[str, Any]]:
-    """One slice for the record, within it one for each stage, and one for each kernel of its call."""
+    """One slice for the record, within it one for each of its parts, and one for each kernel of its call."""
     arguments = {"outcome": record.outcome, "rerun": record.rerun_command}
+    states: dict[str, str] = {stage.name: stage.state for stage in record.stages}
     yield _slice(f"{record.kind} {record.id}", start_us, _length_us(record), 1, arguments)
-    for stage in record.stages:
-        if stage.name == "speed" and record.speed and record.speed.profiler:
+    for name, seconds in _parts(record):
+        if name == "speed" and record.speed and record.speed.profiler:
             node_us = start_us
             for node in record.speed.profiler.nodes:
                 yield _slice(node.name, node_us, node.mean_us * node.count, 2, {"record": record.id})
                 node_us += node.mean_us * node.count
-        if stage.seconds and not (stage.name == "build" and record.kind != "build"):
-            yield _slice(stage.name, start_us, 1e6 * stage.seconds, 1, {"state": stage.state})
-            start_us += 1e6 * stage.seconds
+        if seconds:
+            yield _slice(name, start_us, 1e6 * seconds, 1, {"state": states[name]} if name in states else {})
+            start_us += 1e6 * seconds
 
 
 def _slice(name: str, start_us: float, length_us: float, track: int, arguments: dict[str, str]) -> dict[str, Any]:
@@ -209,9 +182,14 @@ def _start_us(record: Record) -> float:
 
 
 def _length_us(record: Record) -> float:
-    """The microseconds of a record's stages.  The seconds of a build belong to the record of the build only."""
-    stages = (stage for stage in record.stages if stage.name != "build" or record.kind == "build")
-    return 1e6 * sum(stage.seconds for stage in stages)
+    return 1e6 * sum(seconds for _, seconds in _parts(record))
+
+
+def _parts(record: Record) -> Iterable[tuple[str, float]]:
+    """The parts of a record with their seconds.  Those of a build belong to the record of the build only."""
+    if record.kind == "build":
+        return [(stage.name, stage.seconds) for stage in record.stages]
+    return seconds_by_part(record)
 
 
 def _timed(records: Sequence[Record]) -> Iterator[tuple[Record, Timing]]:
@@ -240,8 +218,6 @@ def _json(value: object) -> bytes:
 
 EXPORTS: dict[str, Callable[[Sequence[Record]], bytes]] = {
     "csv": to_csv,
-    "parquet": to_parquet,
     "github-action-benchmark": to_github_action_benchmark,
-    "bencher": to_bencher,
     "perfetto": to_perfetto,
 }

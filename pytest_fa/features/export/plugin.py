@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytest_fa.feature import Feature, Subcommand
 
-FORMATS = ("bencher", "csv", "github-action-benchmark", "parquet", "perfetto")
+FORMATS = ("csv", "github-action-benchmark", "perfetto")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

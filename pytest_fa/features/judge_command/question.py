@@ -12,15 +12,15 @@ from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UsageProblem
 from pytest_fa.features.gate.gate import gate_question
 from pytest_fa.features.gate.plugin import GateOptions, ratio_of
+from pytest_fa.features.ncu.plugin import NcuOptions
 from pytest_fa.options import values
-from pytest_fa.options.flags import all_options
+from pytest_fa.options.command_line import SUITE
 from pytest_fa.options.options import Options, defaults, require_variants
 from pytest_fa.session.refusals import Refused
 from pytest_fa.session.run_plan import RunPlan
 
 COMMAND = ("python", "-P", "-m", "pytest_fa", "judge")  # without -P, Python could run a pytest_fa/ of this folder
 MANIFEST = "variant.yaml"
-FORWARDED = ("suite", "case", "watchdog", "gate_baseline", "cache", "no_build", "artifacts", "profiles")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,31 +74,39 @@ class Question:
         words = [*self.words, *([f"--case={case_id}"] if case_id and not self.case else [])]
         return shlex.join([*COMMAND, *words])
 
-    def words_for_pytest(self, name: str) -> list[str]:
-        """The options of pytest-fa that the run of this variant has."""
-        value_of = {dest: getattr(self, dest) for dest in FORWARDED}
-        value_of |= {"kernels": self.kernels_word, "variant": name, "gate": self.gate, "tolerance": self.policy}
-        used = [(option.flag, value_of.get(option.dest.removeprefix("fa_"))) for option in all_options()]
-        words = [flag if value is True else f"{flag}={value}" for flag, value in used if value not in (None, False)]
-        return [*words, *(["--ncu"] if self.ncu else [])]
-
     def options(self, rootdir: Path) -> Options:
-        """The options of the run, as far as they select the variant and the cases.  Raises `UsageProblem`."""
-        values.watchdog_seconds(self.watchdog or "")
-        known = defaults(rootdir)
-        words = values.words_of(self.kernels_word or "")
+        """The options of the run, still without the variant's name.  Raises `UsageProblem`."""
+        plain, words = defaults(rootdir), values.words_of(self.kernels_word or "")
         kernels = tuple(path for word in words if (path := values.folder(rootdir, word)))
         require_variants(kernels)
         return dataclasses.replace(
-            known,
-            kernels=kernels or known.kernels,
-            suites=values.words_of(self.suite or "") or known.suites,
+            plain,
+            kernels=kernels or plain.kernels,
+            suites=values.words_of(self.suite or "") or plain.suites,
             cases=values.words_of(self.case or ""),
-            parts=(GateOptions(self.ratio, self.gate_baseline),),
-            used=("gate",),
+            parts=(GateOptions(self.ratio, self.gate_baseline), *((NcuOptions(),) if self.ncu else ())),
+            used=("gate", *(("ncu",) if self.ncu else ())),
             tolerance=self.policy,
-            cache=values.folder(rootdir, self.cache or "") or known.cache,
+            watchdog_seconds=values.watchdog_seconds(self.watchdog or ""),
+            no_build=self.no_build,
+            cache=values.folder(rootdir, self.cache or "") or plain.cache,
+            artifacts=values.folder(rootdir, self.artifacts or "") or plain.artifacts,
+            records_folder=values.folder(rootdir, self.profiles or "") or plain.records_folder,
+            rerun=("pytest", "--pyargs", SUITE, *self._rerun_words()),
         )
+
+    def _rerun_words(self) -> list[str]:
+        """The options with which plain pytest repeats one test."""
+        used = {
+            "--fa-kernels": self.kernels_word,
+            "--fa-tolerance": self.policy,
+            "--fa-watchdog": self.watchdog,
+            "--fa-gate": self.gate,
+            "--fa-gate-baseline": self.gate_baseline,
+            "--fa-cache": self.cache,
+        }
+        words = [f"{flag}={value}" for flag, value in used.items() if value is not None]
+        return [*words, *(["--fa-no-build"] if self.no_build else [])]
 
 
 def selected_variant(question: Question, rootdir: Path) -> tuple[Variant, RunPlan]:

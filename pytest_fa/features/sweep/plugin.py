@@ -96,7 +96,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("study", metavar="STUDY", help="the journal file, or the URL of the database, of --fa-study")
     show.add_argument("--name", help="one of several studies; default: the last one")
     show.add_argument("--svg", type=Path, metavar="FILE", help="also draw the history and the values")
-    show.add_argument("--t4", type=Path, metavar="FILE", help="also write the trials in the T4 form of kernel_tuner")
 
 
 FEATURE = Feature(

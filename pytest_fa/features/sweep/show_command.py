@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from pytest_fa.features.sweep.read_study import read_study
-from pytest_fa.features.sweep.sweep_export import t4_results
 from pytest_fa.features.sweep.sweep_lines import show_lines
 from pytest_fa.records.text import printable
 
@@ -22,6 +20,3 @@ def run(options: argparse.Namespace) -> None:
 
         draw_sweep(study.facts, study.trials, study.end, options.svg)
         sys.stdout.write(f"{options.svg}\n")
-    if options.t4:
-        options.t4.write_text(json.dumps(t4_results(study.trials), indent=1), encoding="utf-8")
-        sys.stdout.write(f"{options.t4}\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -98,9 +97,7 @@ class Hooks:
         result = yield
         has_answer = session.exitstatus in ANSWERED or bool(session.shouldstop)
         if has_answer and SESSION_KEY in session.config.stash:
-            start = time.time()
             self._watch(session)
-            self._results.clock.exclude(time.time() - start)
         return result
 
     def _watch(self, session: pytest.Session) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +9,11 @@ import msgspec
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from pytest_fa.features.bundle.attest import PREDICATE, STATEMENT, replay_statement
 from pytest_fa.features.bundle.bundle_manifest import BuildFacts, BundleManifest
 from pytest_fa.features.bundle.commands import main
 from pytest_fa.features.bundle.make import make_bundle
 from pytest_fa.features.bundle.questions import REPLAY_LEVELS, ReplayLevel, ReplaySelection, commands_of, levels_of
-from pytest_fa.features.bundle.replay import Answer, Replay, Replayed, _compare, replay_text
+from pytest_fa.features.bundle.replay import Replay, Replayed, _compare, replay_text
 from pytest_fa.records.checks import Fingerprints
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.files import read_record_file
@@ -211,38 +207,6 @@ def test_text(snapshot: SnapshotAssertion) -> None:
     items = (Replayed("a", "REPRODUCED", "ok"), Replayed("b", "NOT COMPARABLE", "no GPU"))
     text = replay_text(Replay("x.tar.gz", "d", "right", "NOT COMPARABLE", items, None))
     assert snapshot == text
-
-
-@pytest.mark.parametrize(
-    ("answer", "result"),
-    [
-        ("REPRODUCED", "PASSED"),
-        ("NOT REPRODUCED", "FAILED"),
-        ("NOT COMPARABLE", "WARNED"),
-        ("INCONCLUSIVE", "WARNED"),
-    ],
-)
-def test_a_statement_of_a_replay(tmp_path: Path, answer: Answer, result: str) -> None:
-    """The statement is about the archive, names the digest of what was replayed, and each item as a test."""
-    archive = tmp_path / "x.tar.gz"
-    archive.write_bytes(b"content")
-    items = (Replayed("good", "REPRODUCED", ""), Replayed("item", answer, ""))
-    replay = Replay(
-        archive.name, "d" * 64, "right", answer, items, record().environment, "tree", ReplaySelection(("g*",))
-    )
-    statement = json.loads(replay_statement(archive, replay))
-    sha256 = hashlib.sha256(b"content").hexdigest()
-    assert (statement["_type"], statement["predicateType"]) == (STATEMENT, PREDICATE)
-    assert statement["subject"] == [{"name": "x.tar.gz", "digest": {"sha256": sha256}}]
-    predicate = statement["predicate"]
-    assert predicate["result"] == result
-    tests = {name: set(predicate[f"{name}Tests"]) for name in ("passed", "warned", "failed")}
-    assert tests[result.lower()] - {"good"} == {"item"}
-    assert "good" in tests["passed"]
-    tree, seal, asked, environment = predicate["configuration"]
-    assert (tree["digest"], seal["digest"]) == ({"gitTree": "tree"}, {"sha256": "d" * 64})
-    assert json.loads(base64.b64decode(asked["content"])) == {"level": "right", "variants": ["g*"], "cases": []}
-    assert json.loads(base64.b64decode(environment["content"]))["python"] == record().environment.python
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def test_it_is_reproduced(bundled: Bundled, tmp_path: Path) -> None:
 
 
 def test_the_command_of_a_reviewer(bundled: Bundled, tmp_path: Path) -> None:
-    """`./repro.sh replay FILE` verifies, replays every level of the bundle, and leaves a statement."""
+    """`./repro.sh replay FILE` verifies, replays every level of the bundle, and leaves its answers."""
     for name in ("repro.sh", "constraints.txt"):
         shutil.copy(REPOSITORY / name, tmp_path)
     words = [str(tmp_path / "repro.sh"), "--env=current", "replay", bundled.archive.name, "--variant=good"]
@@ -93,9 +93,11 @@ def test_the_command_of_a_reviewer(bundled: Bundled, tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     assert f"VERIFIED {bundled.archive.name}: 2 records, 0 problems" in lines
     assert f"REPRODUCED {bundled.archive.name} at level all with --variant=good: 1 REPRODUCED" in lines
-    (statement,) = (tmp_path / "artifacts").glob("replay_*.json")
-    assert json.loads(statement.read_text())["predicate"]["passedTests"] == [
-        f"good-{ONE_CASE.removeprefix('--fa-case=')}"
+    (answers,) = (tmp_path / "artifacts").glob("replay_*.json")
+    replay = json.loads(answers.read_text())
+    assert (replay["file"], replay["answer"]) == (bundled.archive.name, "REPRODUCED")
+    assert [(item["name"], item["answer"]) for item in replay["items"]] == [
+        (f"good-{ONE_CASE.removeprefix('--fa-case=')}", "REPRODUCED")
     ]
 
 

@@ -468,33 +468,6 @@ def test_a_wrong_exit_status_is_noticed(tmp_path: Path, content: Content) -> Non
     assert problem.text.startswith("pytest's exit status is 0, but the records have ")
 
 
-# -- statements -------------------------------------------------------------------------------------------------------
-
-
-def test_a_statement(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The statement names the archive by its sha256, and each record as a passed, warned or failed test."""
-    assert main(["attest", str(bundle)]) == 0
-    statement = json.loads(capsys.readouterr().out)
-    digest = hashlib.sha256(bundle.read_bytes()).hexdigest()
-    assert statement["_type"] == "https://in-toto.io/Statement/v1"
-    assert statement["subject"] == [{"name": bundle.name, "digest": {"sha256": digest}}]
-    predicate = statement["predicate"]
-    assert predicate["result"] == "FAILED"
-    assert predicate["failedTests"] == ["gate ws_p2"]
-    assert len(predicate["passedTests"]) == len(_samples()) - 1
-    names = {each["name"]: each["digest"] for each in predicate["configuration"]}
-    assert names["source tree"] == {"gitTree": verify_bundle(bundle).source_tree}
-    assert names["commit"] == {"gitCommit": verify_bundle(bundle).commit}
-
-
-def test_nothing_is_stated_about_a_broken_bundle(
-    tmp_path: Path, content: Content, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A bundle that is not verified gets no statement."""
-    assert main(["attest", str(_pack(tmp_path, {**content, ".gitignore": b"*"}))]) == 2
-    assert "bundle.tar.gz is broken (integrity: .gitignore has another sha256" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("dtype", "value", "is_accepted"), [("fp32", 0.001, True), ("fp32", 0.003, False), ("fp16", 0.001, False)]
 )

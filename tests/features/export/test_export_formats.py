@@ -15,12 +15,11 @@ from pytest_fa.__main__ import main
 from pytest_fa.features.export.export_formats import (
     EXPORTS,
     FlatRow,
-    to_bencher,
     to_csv,
     to_github_action_benchmark,
-    to_parquet,
     to_perfetto,
 )
+from pytest_fa.records.costs import Costs
 from pytest_fa.records.files import read_record_file
 from pytest_fa.records.record import Stage, to_json
 from pytest_fa.records.timing import Agreement, NodeTime, ProfilerTime
@@ -61,17 +60,6 @@ def test_github_action_benchmark() -> None:
         }
 
 
-def test_bencher() -> None:
-    """Each metric is a value with a lower and an upper value around it, as the Bencher Metric Format demands."""
-    metrics = json.loads(to_bencher(MEASURED))
-    assert len(metrics) > 10
-    for measures in metrics.values():
-        assert list(measures) == ["device_us"]
-        metric = measures["device_us"]
-        assert list(metric) == ["value", "lower_value", "upper_value"]
-        assert metric["lower_value"] <= metric["value"] <= metric["upper_value"]
-
-
 def _slices(trace: bytes, track: int) -> list[dict[str, Any]]:
     return [event for event in json.loads(trace)["traceEvents"] if event["ph"] == "X" and event["tid"] == track]
 
@@ -81,6 +69,19 @@ def test_perfetto() -> None:
     stages = [(each["name"], each["ts"], each["dur"]) for each in _slices(to_perfetto([TIMED]), 1)]
     assert stages == [(f"speed {TIMED.id}", 0.0, 2e6), ("launch", 0.0, 0.5e6), ("speed", 0.5e6, 1.5e6)]
     assert [(each["name"], each["ts"], each["dur"]) for each in _slices(to_perfetto([TIMED]), 2)] == [("k", 0.5e6, 9.0)]
+
+
+def test_perfetto_shows_what_is_in_no_stage() -> None:
+    """The wait, the start of the processes and the profiler are slices around those of the stages."""
+    timed = msgspec.structs.replace(TIMED, costs=Costs(0.25, 3.0, 4.0))
+    stages = [(each["name"], each["ts"], each["dur"]) for each in _slices(to_perfetto([timed]), 1)[1:]]
+    assert stages == [
+        ("wait for other timings", 0.0, 0.25e6),
+        ("start of processes, import of torch", 0.25e6, 1e6),
+        ("launch", 1.25e6, 0.5e6),
+        ("speed", 1.75e6, 1.5e6),
+        ("profiler", 3.25e6, 4e6),
+    ]
 
 
 def test_perfetto_slices_nest() -> None:
@@ -95,28 +96,14 @@ def test_perfetto_slices_nest() -> None:
         open_ends.append(end)
 
 
-@pytest.mark.parametrize("name", sorted(set(EXPORTS) - {"parquet"}))
+@pytest.mark.parametrize("name", sorted(EXPORTS))
 def test_wrong_and_unconfirmed_times_are_no_metrics(name: str) -> None:
     """The time of a wrong kernel and a time that is not confirmed are in no metric; no records are no error."""
     unconfirmed = msgspec.structs.replace(SPEED, agreement=Agreement(valid=False, reason="clocks"))
     records = [RECORD, msgspec.structs.replace(TIMED, speed=unconfirmed)]
-    if name in ("bencher", "github-action-benchmark"):
+    if name == "github-action-benchmark":
         assert len(json.loads(EXPORTS[name](records))) == 0
     assert EXPORTS[name]([])
-
-
-def test_parquet() -> None:
-    """The columns are the same when pyarrow reads them; without pyarrow, the error names the package."""
-    try:
-        from pyarrow import parquet  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        from pytest_fa.errors import UsageProblem
-
-        with pytest.raises(UsageProblem, match="needs pyarrow; pip install pyarrow, or use csv"):
-            to_parquet([TIMED])
-        return
-    table = parquet.read_table(io.BytesIO(to_parquet([TIMED])))
-    assert table.column("device_us").to_pylist() == [10.0]
 
 
 def test_the_command(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -124,8 +111,8 @@ def test_the_command(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes])
     (tmp_path / "run.jsonl").write_bytes(to_json(TIMED) + b"\n")
     assert main(["export", str(tmp_path / "run.jsonl"), "--format=csv", "-o", str(tmp_path / "x.csv")]) == 0
     assert (tmp_path / "x.csv").read_bytes() == to_csv([TIMED])
-    assert main(["export", str(tmp_path / "run.jsonl"), "--format=bencher"]) == 0
-    assert capsysbinary.readouterr().out == to_bencher([TIMED])
+    assert main(["export", str(tmp_path / "run.jsonl"), "--format=perfetto"]) == 0
+    assert capsysbinary.readouterr().out == to_perfetto([TIMED])
     with pytest.raises(SystemExit):
         main(["export", str(tmp_path / "run.jsonl"), "--format=xml"])
     assert b"perfetto" in capsysbinary.readouterr().err

@@ -1,8 +1,7 @@
-"""What is shown of a sweep: its lines, the T4 export, and the picture."""
+"""What is shown of a sweep: its lines and the picture."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -12,7 +11,6 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.__main__ import main
-from pytest_fa.features.sweep.sweep_export import t4_results
 from pytest_fa.features.sweep.sweep_lines import define_effects, end_lines, history_lines, study_lines, takeover_lines
 from pytest_fa.features.sweep.sweep_picture import draw_sweep
 from pytest_fa.features.sweep.trial_result import (
@@ -139,61 +137,6 @@ def test_a_winner_that_is_slower_elsewhere_says_so() -> None:
     assert takeover_lines(slower, FACTS)[1].endswith("but slower at b1h2s64d64-fp16")
 
 
-# The parts of kernel_tuner's schema that decide: required keys, types and the allowed words.
-T4 = {
-    "type": "object",
-    "required": ["schema_version", "results"],
-    "properties": {
-        "schema_version": {"type": "string", "pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},
-        "results": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["configuration", "times", "invalidity", "correctness"],
-                "properties": {
-                    "timestamp": {"type": "string"},
-                    "configuration": {"type": "object"},
-                    "objectives": {"type": "array"},
-                    "times": {
-                        "type": "object",
-                        "properties": {
-                            "compilation_time": {"type": "number"},
-                            "runtimes": {"type": "array"},
-                            "validation": {"type": "number"},
-                        },
-                    },
-                    "invalidity": {
-                        "enum": ["timeout", "compile", "runtime", "correctness", "constraints", "correct"],
-                    },
-                    "correctness": {"type": "number"},
-                    "measurements": {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "properties": {"name": {"type": "string"}, "unit": {"type": "string"}},
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
-
-
-def test_the_export_has_the_form_of_t4() -> None:
-    """Each trial that ran is one result of kernel_tuner's form, with the reason why it is invalid."""
-    jsonschema = pytest.importorskip("jsonschema")
-    document = json.loads(json.dumps(t4_results(TRIALS)))
-    jsonschema.validate(document, T4)
-    assert ["correct", "correct", "correctness"] == [each["invalidity"] for each in document["results"]]
-    first = document["results"][0]
-    assert {"M": 32, "MODE": "A"} == first["configuration"]
-    assert first["times"]["runtimes"] == [pytest.approx(0.011)]
-    assert {"time_ratio": pytest.approx(1.1), "b1h8s512d64-fp16": pytest.approx(11.0), "registers_per_thread": 96} == {
-        each["name"]: each["value"] for each in first["measurements"]
-    }
-
-
 @pytest.mark.parametrize("end", [None, LOST, WON], ids=["running", "lost", "won"])
 def test_the_picture_is_the_same_each_time(tmp_path: Path, end: SweepEnd | None) -> None:
     """The picture is well-formed SVG, and equal studies give equal files."""
@@ -214,7 +157,7 @@ def test_a_study_without_times_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_the_command_shows_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`sweep show` prints a stored study, and writes the picture and the export on request."""
+    """`sweep show` prints a stored study, and draws the picture on request."""
     pytest.importorskip("optuna")
     pytest.importorskip("matplotlib")
     from pytest_fa.features.sweep.search import run_trial
@@ -226,12 +169,12 @@ def test_the_command_shows_a_study(tmp_path: Path, capsys: pytest.CaptureFixture
     journal = str(tmp_path / "tuned.journal")
     study = SharedStudy(open_storage(journal), "tuned-1234", facts_of(SIXTY))
     run_trial(study, Suggester(Space(SIXTY, DEFINES), 10, "tpe", 0), RecordedBench(lambda _: 0.0, 0), 10)
-    svg, t4 = tmp_path / "sweep.svg", tmp_path / "t4.json"
-    assert 0 == main(["sweep", "show", journal, f"--svg={svg}", f"--t4={t4}"])
+    svg = tmp_path / "sweep.svg"
+    assert 0 == main(["sweep", "show", journal, f"--svg={svg}"])
     shown = capsys.readouterr().out.splitlines()
     assert "tuned-1234" == shown[0]
     assert "the sweep has not ended" in shown
-    assert (1, "<?xml") == (len(json.loads(t4.read_text())["results"]), svg.read_text()[:5])
+    assert "<?xml" == svg.read_text()[:5]
     assert 2 == main(["sweep", "show", journal, "--name=tuned-1235"])
     expected = f"pytest_fa: {journal!r} has no study 'tuned-1235'; did you mean 'tuned-1234'? (it has: tuned-1234)\n"
     assert expected == capsys.readouterr().err

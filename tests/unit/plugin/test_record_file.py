@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from pytest_fa.features.judge_command.judging import Receiver
 from pytest_fa.plugin.record_file import SUSPECT, RunFile
 from pytest_fa.plugin.state import FILES_KEY, IMPORTS_KEY
 from pytest_fa.plugin.terminal import Results
@@ -17,7 +16,7 @@ from pytest_fa.records.log import RecordLog
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, to_builtins
 from pytest_fa.records.written import read_written_or_none
-from tests.factories import options, record, right_record, variant
+from tests.factories import options, record
 
 INCONCLUSIVE = 10
 
@@ -121,29 +120,3 @@ def test_a_lost_record_outweighs_a_missing_verdict(tmp_path: Path) -> None:
     results.file.lost = "a full disk"
     assert results.exit_status(pytest.ExitCode.TESTS_FAILED) == pytest.ExitCode.TESTS_FAILED
     assert results.exit_status(pytest.ExitCode.OK) == pytest.ExitCode.TESTS_FAILED
-
-
-@pytest.mark.parametrize(
-    ("forge", "pytest_status", "problem"),
-    [
-        (lambda _: None, 0, ""),
-        (lambda file: file.log.path.write_text("{}\n"), 0, "line 1 is not the one that was written"),
-        (lambda file: setattr(file, "lost", "a full disk"), 0, "records were lost: a full disk"),
-        (lambda file: file.append(record()), 0, "1 records were made, and 2 were written"),
-        (lambda _: None, pytest.ExitCode.INTERNAL_ERROR, "pytest ended with exit status 3"),
-        (lambda _: None, pytest.ExitCode.INTERRUPTED, "pytest ended with exit status 2"),
-    ],
-)
-def test_the_judge_command_believes_only_what_was_written(
-    file: RunFile, forge: Any, pytest_status: int, problem: str
-) -> None:
-    """The command has a problem if the file is not what was written, or if pytest itself failed."""
-    receiver = Receiver(variant("mine"))
-    receiver.take(cast("Any", SimpleNamespace(fa_record=to_builtins(right_record()), failed=False)))
-    forge(file)
-    file.end(Run().config)
-    receiver.end(file)
-    result = receiver.result(pytest_status)
-    assert problem in result.problem
-    assert bool(problem) == bool(result.problem)
-    assert receiver.path == file.log.path

@@ -76,12 +76,13 @@ def test_a_baseline_is_not_named() -> None:
     assert [line for line in notes([baseline]) if "manifest" in line] == []
 
 
-def test_judge_takes_the_policy_from_its_caller() -> None:
+def test_judge_takes_the_policy_from_its_caller(tmp_path: Path) -> None:
     """Without --tolerance the policy is the strictest one, and the run gets it in any case."""
     assert Question("mine", ("mine",)).policy == "same_precision"
-    assert "--fa-tolerance=same_precision" in Question("mine", ("mine",)).words_for_pytest("mine")
-    words = Question("mine", ("mine", "--tolerance=fp8"), tolerance="fp8").words_for_pytest("mine")
-    assert [word for word in words if "tolerance" in word] == ["--fa-tolerance=fp8"]
+    options = Question("mine", ("mine",)).options(tmp_path)
+    assert (options.tolerance, "--fa-tolerance=same_precision" in options.rerun) == ("same_precision", True)
+    options = Question("mine", ("mine", "--tolerance=fp8"), tolerance="fp8").options(tmp_path)
+    assert (options.tolerance, "--fa-tolerance=fp8" in options.rerun) == ("fp8", True)
     with pytest.raises(UsageProblem, match="no 'loose'"):
         _ = Question("mine", ("mine",), tolerance="loose").policy
 

@@ -1,1 +1,0 @@
-"""`python -m pytest_fa costs`: where the seconds of a run went."""
