@@ -59,6 +59,7 @@ PYTHON_MANIFEST = (
 
 # Straightforward float32 scores, and the manifest of a probe that computes only scores.
 SCORES_SOURCE = """\
+import torch
 
 
 def forward(q, k, v, *, scale, causal="none", out=None):

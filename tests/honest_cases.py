@@ -89,6 +89,7 @@ HONEST = {
     + "    return out.copy_(compiled(q, k, v, scale, causal))\n",
 }
 FLEX = """\
+import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 compiled = torch.compile(flex_attention, dynamic=False)

@@ -48,7 +48,9 @@ PROGRAMS = f'python() {{ {sys.executable} "$@"; }}; pytest() {{ python -m pytest
 
 # For an inner conftest.py: each process writes the modules that it has imported to a file when it ends.
 WRITE_MODULES = """\
+import os
 import pathlib
+import sys
 
 
 def pytest_unconfigure(config):

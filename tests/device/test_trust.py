@@ -81,6 +81,8 @@ def answer(self):
 series.PreparedSeries.replay = answer
 """
 EMPTY_GRAPH = """\
+from pytest_fa.wire import commands
+from pytest_fa.candidate import series
 capture = series.PreparedSeries.capture
 
 def keep_one_call(self, **keywords):
@@ -132,6 +134,7 @@ def test_one_buffer_for_all_calls_is_right_and_not_confirmed(timed_python: Timed
 
 
 LARGE_SCORES = """\
+import torch
 
 def forward(q, k, v, *, scale, causal="none", out=None):
     return torch.matmul(q * scale, k.transpose(2, 3), out=out)

@@ -33,6 +33,8 @@ BECOME_PYTHON = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.
 # A forked child tries to reach the candidate that has forked it, as a control, and the process that decides: that one
 # started the server, which has forked the candidate.
 REACHING = """\
+import ctypes
+import json
 import os
 import pathlib
 
@@ -77,6 +79,7 @@ def reach():
 """
 # Calls the earlier records of its own run something else, also after the last one was written.
 REWRITING = """\
+import pathlib
 import threading
 import time
 
@@ -96,6 +99,8 @@ threading.Thread(target=rewrite, daemon=True).start()
 """
 # Changes a module of the installed package that the deciding process needs for its last lines.
 POISONING = """\
+import os
+import pathlib
 
 
 def poison():

@@ -179,6 +179,8 @@ def test_each_build_has_a_record(story: Story) -> None:
 # A Python variant that puts the library of `mine_off` in the place of that of `mine` when it is imported.
 EXCHANGES = """
 import os
+import shutil
+from pathlib import Path
 
 (library,) = Path({cache!r}).glob("builds/mine-host-*/*/kernel.so")
 (other,) = Path({cache!r}).glob("builds/mine_off-host-*/*/kernel.so")
@@ -300,9 +302,12 @@ def test_an_operator_is_registered_once(story: Story) -> None:
 
 
 LOADS_TWO_COPIES = """
+import sys
+from pathlib import Path
 
 import torch
 
+from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.candidate.module import load_forward
 
 variant = read_manifest(Path("kernels/mine/variant.yaml"), Path("kernels"))[0]

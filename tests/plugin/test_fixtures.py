@@ -27,6 +27,7 @@ FIXTURES = [
 REFUSED_CASE = "b1h2s64d64-bf16-seed0"
 
 OWN_TESTS = """\
+import pytest
 
 
 def call(fa_module, fa_inputs):

@@ -12,6 +12,7 @@ from tests.projects import ONE_CASE, NewProject, Project, Run
 NEAR_SOURCE = PYTHON_SOURCE.replace("    return result if", "    result = result * 1.001\n    return result if")
 
 OWN_TESTS = """\
+import pytest
 
 
 def judge(fa_module, fa_inputs, fa_check):

@@ -40,6 +40,7 @@ supports: {device: [cpu], dtype: [fp16, bf16]}
 """
 
 OWN = """\
+import pytest
 
 
 @pytest.mark.xfail(reason="known")

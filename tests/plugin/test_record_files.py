@@ -143,6 +143,7 @@ def test_a_record_with_an_impossible_figure_is_lost(tmp_path: Path) -> None:
 # Appends the open files of its own process and of the process that started it to a file, which is open meanwhile, and
 # whether the run has written a record yet.
 LOOKING = """\
+import os
 import pathlib
 
 

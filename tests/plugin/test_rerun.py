@@ -26,6 +26,7 @@ from tests.tiers import nightly_after
 
 # A user's own tests that run kernels through `fa_run`.
 OWN_TESTS = """\
+import pytest
 
 
 def test_correct_elsewhere(fa_variant, fa_case, fa_run):

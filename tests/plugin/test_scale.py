@@ -13,6 +13,7 @@ COUNT_CALLS = """\
 import pathlib
 import sys
 
+import pytest
 
 calls = 0
 pytest.Function.__hash__ = lambda self: id(self) // 16

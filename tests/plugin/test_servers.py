@@ -8,6 +8,7 @@ from tests.projects import ONE_CASE, NewProject, Project
 
 # Says in pytest's process whether a server runs: when manifests are read, when the summary is written, and at the end.
 CONFTEST = """\
+import pytest
 from pytest_fa.session import run_plan
 from pytest_fa.host.fork_server import live_servers
 

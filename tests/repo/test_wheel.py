@@ -111,6 +111,7 @@ def test_suite_runs_outside_the_repository(installed: Path, tmp_path: Path) -> N
 def test_wheel_builds_kernels(installed: Path, tmp_path: Path) -> None:
     """The wheel contains the header, the binding and the source of `noop`, so that a variant compiles."""
     script = """
+from pathlib import Path
 from pytest_fa.build.builder import ensure
 from pytest_fa.catalog.discover import discover
 

@@ -23,6 +23,7 @@ from tests.factories import wait_until
 
 HOLDER = """\
 import sys, time
+from pathlib import Path
 from pytest_fa.locks import held_lock
 with held_lock(Path(sys.argv[1]), "the GPU"):
     print("held", flush=True)
@@ -299,6 +300,7 @@ def test_a_check_ends_the_wait_for_a_shared_lock(tmp_path: Path, use: Callable[.
 
 FORKS = """\
 import os, sys, time
+from pathlib import Path
 from pytest_fa.locks import shared_lock
 with shared_lock(Path(sys.argv[1]), lambda: "waiting", alone=True):
     if os.fork() == 0:

@@ -17,7 +17,7 @@ from pytest_fa.features.api.rerun_text import rerun_text
 from pytest_fa.features.api.shown_record import ShownRecord, shown
 from pytest_fa.features.api.this_process import Function, ThisProcess, name_of, variant_for
 from pytest_fa.features.gate.gate import decide_gate, gate_question
-from pytest_fa.features.gate.opponents import prepare_opponents
+from pytest_fa.features.gate.opponents import prepare_opponents, require_gated
 from pytest_fa.features.gate.plugin import GateOptions, ratio_of
 from pytest_fa.host.fork_server import servers_of_run
 from pytest_fa.options import values
@@ -83,6 +83,7 @@ def decide(
         with open_session(options) as session:
             with named_arguments(settings, variant="baseline"):
                 prepare_opponents(session)  # an unknown name is an error
+                require_gated(session.run_plan.plan)
             variant = variant_of(session.run_plan, str(name))
             start(session, variant)
             question = gate_question(session.run_plan, variant, limit)

@@ -10,21 +10,21 @@ from typing import NamedTuple
 
 import msgspec
 
-from pytest_fa.features.gate.gate_lines import gate_details
-from pytest_fa.features.gate.opponents import prepare_opponents
-from pytest_fa.features.ncu.plugin import NcuOptions
-from pytest_fa.records.outcome import Outcome
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError, LockProblem, ToolchainError
 from pytest_fa.features.api.functions import say, start
 from pytest_fa.features.api.kept_workers import close_workers, open_session
 from pytest_fa.features.gate.gate import decide_gate, gate_question
+from pytest_fa.features.gate.gate_lines import gate_details
+from pytest_fa.features.gate.opponents import prepare_opponents
 from pytest_fa.features.judge_command.conclude import RunResult
 from pytest_fa.features.judge_command.kept_records import KeptRecords
+from pytest_fa.features.ncu.plugin import NcuOptions
 from pytest_fa.features.ncu.profile import CaseProfiler
 from pytest_fa.host.fork_server import WorkerError
 from pytest_fa.host.job_output import RECORD_CHARACTERS
 from pytest_fa.options.options import Options
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable, printable_struct
 from pytest_fa.session.first_reports import FirstReports

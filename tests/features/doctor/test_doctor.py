@@ -319,7 +319,9 @@ def test_it_works_without_the_dependencies(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "pytest_fa").symlink_to(REPOSITORY / "pytest_fa")
     code = f"""
+import sys
 sys.path.insert(0, {str(tmp_path / "site")!r})
+from pytest_fa.__main__ import main
 sys.exit(main(["doctor"]))
 """
     process = subprocess.run(

@@ -42,6 +42,7 @@ RAISING_SOURCE = PYTHON_SOURCE.replace(BEFORE, f"    raise ValueError('a hole')\
 
 # A plugin that calls every test passed and every outcome ok; as conftest.py, as an installed plugin, and by its name.
 HOSTILE_PLUGIN = """\
+import pytest
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(item, call):

@@ -16,6 +16,7 @@ from pytest_fa.features.judge_command.conclude import RunResult
 from pytest_fa.features.judge_command.judge_run import JudgedTest, run_variant
 from pytest_fa.host.fork_server import WorkerError
 from pytest_fa.options.options import Options
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.written import read_written_or_none
 from pytest_fa.session.refusals import AlreadyReported, CannotRun, NotJudged
@@ -49,6 +50,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
         monkeypatch.setattr(judge_run, "open_session", open_session)
         monkeypatch.setattr(judge_run, "start", lambda *_: None)
+        monkeypatch.setattr(judge_run, "prepare_opponents", lambda *_: None)
         tests = [JudgedTest("test_correct[mine-x]", work) for work in works]
         monkeypatch.setattr(judge_run, "_tests", lambda *_: iter(tests))
         result, kept = run_variant(options(tmp_path, artifacts=tmp_path), variant("mine"), 1.0)
@@ -70,7 +72,7 @@ def raising(problem: BaseException) -> Callable[[], NoReturn]:
 
 def test_the_first_failure_ends_the_run(run: Any) -> None:
     """Tests run until one fails; the end of what the worker printed is in the record of the failure only."""
-    wrong = record(outcome="wrong")
+    wrong = record(outcome=Outcome.WRONG)
     result, status = run(right_record, lambda: wrong, raising(AssertionError("it went on")), printed="words")
     assert [("ok", ""), ("wrong", "words")] == [(each.outcome, each.output) for each in result.records]
     assert (result.problem, status, len(result.not_run)) == ("", 1, 0)
@@ -81,7 +83,7 @@ def test_the_first_failure_ends_the_run(run: Any) -> None:
 )
 def test_the_status_beside_the_records_is_that_of_pytest(run: Any, outcome: Any, status: int) -> None:
     """A bundle can be made of these records: the exit status is the one that plain pytest has for them."""
-    _, written = run(right_record, lambda: record(kind="gate", outcome=outcome))
+    _, written = run(right_record, lambda: record(kind="gate", outcome=Outcome(outcome)))
     assert status == written
 
 
@@ -111,20 +113,22 @@ def test_a_problem_of_the_run_is_its_own(run: Any, problem: BaseException, sente
 
 def test_a_full_machine_is_no_failure_of_the_kernel(run: Any) -> None:
     """A failure that a full disk explains has no record."""
-    failed = record(outcome="failed", message="OSError: No space left on device")
+    failed = record(outcome=Outcome.FAILED, message="OSError: No space left on device")
     result, _ = run(lambda: failed)
     assert ((), True) == (result.records, "a disk is full" in result.problem)
 
 
 def test_a_reported_fault_has_its_record(run: Any) -> None:
     """A test that another test's fault keeps from running has the record that says so."""
-    result, _ = run(raising(AlreadyReported("not built", record(outcome="not_built"))))
+    result, _ = run(raising(AlreadyReported("not built", record(outcome=Outcome.NOT_BUILT))))
     assert ["not_built"] == [each.outcome for each in result.records]
 
 
 def test_progress_goes_to_standard_error(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Each test has a line on standard error; standard output is left to the document."""
-    run(right_record, raising(CannotRun("no GPU")), lambda: record(outcome="wrong", message="the output is wrong"))
+    run(
+        right_record, raising(CannotRun("no GPU")), lambda: record(outcome=Outcome.WRONG, message="the output is wrong")
+    )
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert ("", "fa: test_correct[mine-x]: ok") == (out, lines[0])

@@ -32,6 +32,8 @@ from tests.unit.build.conftest import Workplace
 # A process that builds: python -c BUILDER <kernels> <cache>.  It prints JSON lines: progress messages, then the result.
 BUILDER = """\
 import json, sys
+from pathlib import Path
+from pytest_fa.build.builder import ensure
 from pytest_fa.catalog.manifest import read_manifest
 
 root, cache = Path(sys.argv[1]), Path(sys.argv[2])

@@ -31,6 +31,7 @@ from tests.worker_jobs import FIND_JUDGE, TINY, JobOfSource
 # Attention for the sources below, and the beginning of the function that the judge calls.
 RIGHT = """\
 import gc, os, sys, threading, time
+import torch
 import torch.nn.functional as F
 
 def right(q, k, v, scale):
@@ -215,6 +216,7 @@ UNSEEN = {
     + "        return out.copy_(right(q, k, v, scale))\n"
     + f"    return out.copy_({ASK_LIBRARY})\n",
     "in another process": """\
+import multiprocessing
 near, far = multiprocessing.Pipe()
 def serve():
     while True:
@@ -339,6 +341,7 @@ def forward(q, k, v, *, scale, causal="none", out=None):
 # Serves as another user: started as root, it changes the user and thus may not read the judge's memory any more.
 SERVE_AS_USER = """\
 import ctypes, os, socket, sys
+from pathlib import Path
 from pytest_fa.wire.channel import channel_pair
 from pytest_fa.wire.jobs import CaseResult, Connect, decode_answer, encode, read_job
 from pytest_fa.server.process import serve

@@ -34,6 +34,7 @@ multiprocessing.get_context("fork").Process(target=serve, daemon=True).start()
     return out.copy_(torch.from_numpy(near.recv()))
 """,
     "a pool computes": """\
+import multiprocessing
 def one_head(task):
     q, k, v, scale = task
     torch.set_num_threads(1)

@@ -21,6 +21,7 @@ from tests.worker_jobs import JobOfSource
 
 START_SECONDS = 120.0
 PRINTS = """\
+import os
 print("folder", os.getcwd(), "variable", os.environ.get("FA_SEEN"), "nice", os.nice(0))
 def forward(q, k, v, *, scale, causal, out):
     return (q.float() @ k.float().mT * scale).softmax(-1).matmul(v.float()).to(q.dtype)

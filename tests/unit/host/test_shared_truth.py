@@ -15,6 +15,7 @@ from tests.worker_jobs import TINY, JobOfSource
 
 # Imported by every process of the workers: each truth that the store computes adds a line with the process's id.
 COUNTS = """\
+import os
 import pytest_fa.judge.truth_store as store
 real = store.truth_of
 def counted(*arguments):

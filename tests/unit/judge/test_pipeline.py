@@ -562,6 +562,7 @@ def test_delegation_to_sdpa_is_wrong(job_of: JobOf) -> None:
 
 
 FLEX = """\
+import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 compiled = torch.compile(flex_attention, dynamic=False)

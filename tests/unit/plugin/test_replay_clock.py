@@ -15,6 +15,8 @@ pytestmark = pytest.mark.alone  # pytest-benchmark disables itself under pytest-
 SAMPLES = {"short": [0.61, 0.58, 0.6, 0.59], "long": [251_000.0, 250_000.0, 252_500.0], "one": [17.25]}
 
 INNER = """\
+import pytest
+from pytest_fa.plugin.replay_clock import ReplayClock, replay
 
 CLOCK = ReplayClock()
 SAMPLES = {samples!r}

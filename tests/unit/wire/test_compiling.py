@@ -33,6 +33,7 @@ def forward(q, k, v, *, scale, causal="none", out=None):
     return out.copy_((torch.softmax(scores, -1) @ v.float()).to(q.dtype))
 """
 COMPILED = """\
+import torch
 
 def attend(q, k, v, scale):
     scores = q.float() @ k.float().transpose(2, 3) * scale

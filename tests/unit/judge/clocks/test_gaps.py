@@ -16,6 +16,7 @@ from pytest_fa.judge.clocks.timed_series import TimedSeries
 from tests.unit.judge.clocks.test_timed_series import fresh_data
 
 COUNTS = """
+import sys
 from pytest_fa.judge.clocks.gaps import count_stops, stops
 count_stops()
 print("ready", flush=True)

@@ -26,6 +26,7 @@ KERNEL = LaunchedKernel("kernel", (8, 1, 1), (128, 1, 1), 0)
 CLOCKS = Clocks(1700, 3201, 690.0, 60, 0x04)
 
 LOADED = """
+import sys
 from pytest_fa.gpu.profiler import load_profiler
 load_profiler("cpu")
 print(*sorted({"torch.autograd.profiler", "torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)))
