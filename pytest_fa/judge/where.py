@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from pytest_fa.catalog.case import AXES, Computes
+from pytest_fa.attention.scores import AXES, Computes
 
 
 def where(bad: torch.Tensor, computes: Computes) -> str:
