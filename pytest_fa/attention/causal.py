@@ -20,6 +20,7 @@ class CausalMask(Part):
     """The mask, aligned to the top-left corner of the scores, as in SDPA, or to the bottom-right corner."""
 
     name = "causal"
+    summary = "a query sees no key behind its own position"
     tokens = (TOKEN,)
     rows = (
         ("`-causal`", "causal mask aligned to the top left, as in SDPA"),
@@ -90,6 +91,10 @@ class CausalMask(Part):
     def hidden(self, inputs: CallInputs, positions: Positions) -> torch.Tensor | None:
         """The keys behind each query."""
         return hidden_under(inputs.word("causal"), positions)
+
+    def order_matters(self, inputs: CallInputs) -> bool:
+        """A mask hides keys by their position."""
+        return bool(inputs.word("causal") != "none")
 
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
         """Another mask, one that is moved, a tile that is not masked, and rows without keys."""

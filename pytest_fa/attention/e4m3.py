@@ -22,6 +22,7 @@ class Quantised(Part):
     """The value of an element is its e4m3 number times the descale of its head."""
 
     name = "e4m3"
+    summary = "q, k and v in eight bits, with a factor for each head"
     tokens = TOKENS
     rows = (
         (

@@ -19,6 +19,7 @@ class GroupedHeads(Part):
     """Head h of q reads head h // (heads / kv_heads) of k and v."""
 
     name = "grouped_heads"
+    summary = "several heads of q share one head of k and v"
     tokens = (Number("kv_heads", "kv", "heads", like="heads"),)
     rows = (("`-kv2`", "2 key/value heads"),)
     supports = "grouped_heads"

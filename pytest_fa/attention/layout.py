@@ -17,6 +17,7 @@ class AxisOrder(Part):
     """[batch, heads, seq, head_dim], or the heads after the sequence; the strides of a call say which."""
 
     name = "layout"
+    summary = "the order of the axes in memory"
     tokens = (Choice("layout", (("bshd", "bshd"),), "bhsd"),)
     rows = (("`-bshd`", "memory layout [batch, seq, heads, head_dim]"),)
     supports = "layout"

@@ -10,6 +10,7 @@ class Lengths(Part):
     """S_k unlike S_q; 0 keys are allowed, and give an output of zeros."""
 
     name = "lengths"
+    summary = "there are more or fewer keys than queries"
     tokens = (Number("seq_k", "sk", "keys", like="seq_q"),)
     rows = (("`-sk1024`", "1024 keys"),)
 

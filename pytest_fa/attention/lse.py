@@ -56,6 +56,7 @@ class LogSumExp(Part):
     """[batch, heads, seq_q] float32, contiguous."""
 
     name = "lse"
+    summary = "the log-sum-exp of each row, beside the output"
     output = "lse"
     output_names = {"lse": ("lse", "softmax_lse", "logsumexp")}
     output_title = "log-sum-exp"

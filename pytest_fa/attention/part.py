@@ -4,14 +4,14 @@ A part is a class in a module of its own, and one line in `parts.PARTS`.  Each a
 that changes nothing, so a part consists of what it is about.  This one adds a number to every visible score:
 
     class Bias(Part):
-        name = "bias"
+        name, summary = "bias", "a number is added to each visible score"
         tokens = (Choice("bias", (("bias2", 2.0),), 0.0),)        # b1h2s64d64-fp16-bias2-seed0
         rows = (("`-bias2`", "2 is added to each score"),)
         supports, claims = "bias", (0.0, 2.0)                    # supports: {bias: true}
         words = {"bias": ("bias", "score_bias")}                 # f(q, k, v, *, scale, bias)
 
         def scores(self, inputs, scores, positions):
-            return scores + inputs.word("bias")
+            return scores + (inputs.word("bias") or 0.0)
 
         def mistakes(self, inputs):
             if inputs.word("bias"):
@@ -95,6 +95,7 @@ class Part:
     """One part of attention; the defaults are those of a part that changes nothing."""
 
     name: ClassVar[str]
+    summary: ClassVar[str]  # for the documentation
 
     # -- the case ---------------------------------------------------------------------------------------------------
 
@@ -237,6 +238,10 @@ class Part:
     def hidden(self, inputs: CallInputs, positions: Positions) -> torch.Tensor | None:  # noqa: ARG002
         """True for each key that this part hides, [rows, keys]; None if it hides none."""
         return None
+
+    def order_matters(self, inputs: CallInputs) -> bool:  # noqa: ARG002
+        """Whether the result of a call changes if its keys and values come in another order."""
+        return False
 
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:  # noqa: ARG002
         """The mistakes of kernels in this part that change the output of a call."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention import causal, e4m3, grouped_heads, layout, lengths, lse, scores
@@ -19,22 +18,27 @@ if TYPE_CHECKING:
 PARTS: list[Part] = [causal.PART, grouped_heads.PART, lengths.PART, layout.PART, scores.PART, e4m3.PART, lse.PART]
 
 
-@contextmanager
-def with_part(part: Part) -> Iterator[None]:
+def add(part: Part) -> None:
     """Add a part to the list, as the last one."""
     PARTS.append(part)
     tokens.cache_clear()
-    try:
-        yield
-    finally:
-        PARTS.remove(part)
-        tokens.cache_clear()
+
+
+def remove(part: Part) -> None:
+    """Remove a part that was added."""
+    PARTS.remove(part)
+    tokens.cache_clear()
 
 
 @functools.cache
 def tokens() -> tuple[Token, ...]:
     """The tokens of all parts, in the order of an id."""
     return tuple(token for part in PARTS for token in part.tokens)
+
+
+def grammar() -> str:
+    """The form of a case id."""
+    return f"b<B>h<H>s<S>d<D>-<dtype>{''.join(token.grammar for token in tokens())}-seed<N>"
 
 
 def claimed_parts() -> list[Part]:
@@ -102,11 +106,9 @@ def hidden_keys(inputs: CallInputs, positions: Positions, *, but: Part | None = 
     return whole
 
 
-def has_mask(inputs: CallInputs) -> bool:
-    """Whether a part may hide keys in this call."""
-    q, keys = inputs.q, inputs.k.shape[2]
-    nobody = q.new_empty(0)
-    return hidden_keys(inputs, Positions(nobody[:, None], nobody, q.shape[2], keys)) is not None
+def order_matters(inputs: CallInputs) -> bool:
+    """Whether the result of a call changes if its keys and values come in another order."""
+    return any(part.order_matters(inputs) for part in PARTS)
 
 
 def mistakes(inputs: CallInputs) -> Iterator[Mistake]:

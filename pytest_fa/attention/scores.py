@@ -19,6 +19,7 @@ class ScoresAlone(Part):
     """The output is [batch, heads, seq_q, seq_k]; v is passed and not read."""
 
     name = "scores"
+    summary = "scale * Q K^T alone, for probes"
     tokens = (Choice("computes", (("scores", "scores"),), "attention"),)
     rows = (
         (

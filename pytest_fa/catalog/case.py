@@ -25,15 +25,8 @@ ELEMENT_BYTES: dict[str, int] = {"fp16": 2, "bf16": 2, "fp32": 4, "e4m3": 1}
 LARGEST = 2**31 - 1
 FEW_QUERIES = 16  # the least number of rows of a matrix instruction
 SIZES = ("batch", "heads", "seq_q", "head_dim")  # in the order of their problems
+GRAMMAR = parts.grammar()
 Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
-
-
-def grammar() -> str:
-    """The form of a case id."""
-    return f"b<B>h<H>s<S>d<D>-<dtype>{''.join(token.grammar for token in parts.tokens())}-seed<N>"
-
-
-GRAMMAR = grammar()
 
 
 class Case(msgspec.Struct, frozen=True, order=True):
@@ -192,7 +185,7 @@ def parse_case(text: str) -> Case:
     """
     match = re.fullmatch(_pattern(parts.tokens()), text)
     if match is None:
-        raise UsageProblem(f"case {text!r} is malformed; the form is {grammar()}, as in b1h8s512d64-fp16-seed0")
+        raise UsageProblem(f"case {text!r} is malformed; the form is {parts.grammar()}, as in b1h8s512d64-fp16-seed0")
     texts = match.groupdict()
     if texts["dtype"] not in DTYPES:
         raise UsageProblem(f"case {text!r}: no dtype {texts['dtype']!r}; allowed: {', '.join(DTYPES)}")

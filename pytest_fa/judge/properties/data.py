@@ -76,8 +76,8 @@ def _shifted(subject: PropertySubject, inputs: Inputs) -> Iterator[HardData]:
 
 
 def _reversed(inputs: Inputs) -> Iterator[HardData]:
-    """Without a mask, the order of the keys does not change the result."""
-    if not parts.has_mask(inputs):
+    """Without a mask and the like, the order of the keys does not change the result."""
+    if not parts.order_matters(inputs):
         yield "keys in reverse order", inputs._replace(k=inputs.k.flip(2), v=inputs.v.flip(2)), inputs
 
 
