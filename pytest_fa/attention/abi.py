@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pytest_fa.attention.dtypes import FORMATS
+
 FieldKind = Literal["uint32", "uint64", "int32", "int64", "float", "pointer", "strides"]
 
-DTYPE_CODES = {"fp16": 0, "bf16": 1, "fp32": 2, "e4m3": 3}
+DTYPE_CODES = {name: each.code for name, each in FORMATS.items()}
 CAUSAL_CODES = {"none": 0, "top_left": 1, "bottom_right": 2}
 
 # `FaForwardArgs`

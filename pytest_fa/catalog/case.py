@@ -6,22 +6,19 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.causal import Causal
+from pytest_fa.attention.dtypes import DTYPES, ELEMENT_BYTES, Dtype
 from pytest_fa.attention.e4m3 import Data, OutDtype, out_dtype_of
 from pytest_fa.attention.layout import Layout
 from pytest_fa.attention.scores import Computes
 from pytest_fa.attention.token import Token
 from pytest_fa.errors import UsageProblem
 
-Dtype = Literal["fp16", "bf16", "fp32", "e4m3"]
-
-DTYPES: tuple[str, ...] = ("fp16", "bf16", "fp32", "e4m3")
-ELEMENT_BYTES: dict[str, int] = {"fp16": 2, "bf16": 2, "fp32": 4, "e4m3": 1}
 LARGEST = 2**31 - 1
 FEW_QUERIES = 16  # the least number of rows of a matrix instruction
 SIZES = ("batch", "heads", "seq_q", "head_dim")  # in the order of their problems

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import msgspec
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.dtypes import Dtype
 from pytest_fa.attention.e4m3 import SPECIAL
 from pytest_fa.attention.part import Part
-from pytest_fa.catalog.case import Case, Dtype, plain_case
+from pytest_fa.catalog.case import Case, plain_case
 from pytest_fa.catalog.variant import Variant
 
 QUERIES = 150  # more than two tiles of 64, and not a multiple of a tile

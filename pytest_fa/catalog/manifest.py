@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import msgspec
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.dtypes import Dtype
 from pytest_fa.attention.scores import Computes
-from pytest_fa.catalog.case import Dtype
 from pytest_fa.catalog.entry import entry_problem
 from pytest_fa.catalog.grammar import (
     DEFINE_NAME,

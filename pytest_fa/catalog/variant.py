@@ -9,10 +9,11 @@ import msgspec
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.causal import Causal
+from pytest_fa.attention.dtypes import Dtype
 from pytest_fa.attention.e4m3 import OutDtype
 from pytest_fa.attention.layout import Layout
 from pytest_fa.attention.scores import Computes
-from pytest_fa.catalog.case import Case, Dtype
+from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.grammar import ARCH
 from pytest_fa.catalog.sweep_space import Sweep
 from pytest_fa.earlier import MANIFEST_KEYS, with_old_attributes

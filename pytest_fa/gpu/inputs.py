@@ -10,18 +10,14 @@ import torch
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.arguments import Arguments
+from pytest_fa.attention.dtypes import FORMATS
 from pytest_fa.attention.e4m3 import DESCALES
 from pytest_fa.attention.layout import stored
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import Case
 from pytest_fa.gpu.quantised import E4M3, Descales, dequantised, descales_of, quantise, with_special_heads
 
-TORCH_DTYPES: dict[str, torch.dtype] = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-    "e4m3": E4M3,
-}
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each.torch_name) for name, each in FORMATS.items()}
 # The input in which the output is linear: negating it negates the output, and a NaN in it reaches the output.
 LINEAR_IN: dict[Computes, str] = {"attention": "v", "scores": "k"}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 import pytest_fa
+from pytest_fa.attention.dtypes import DTYPES
 from pytest_fa.build.cache import find_by_key, require_safe
-from pytest_fa.catalog.case import DTYPES
 from pytest_fa.catalog.discover import BUILTIN_ROOT, Catalog, discover
 from pytest_fa.catalog.fit import EVERYTHING, Fits
 from pytest_fa.catalog.kernels_folder import absence, missing_manifest

@@ -12,7 +12,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.__main__ import main
-from pytest_fa.catalog.case import DTYPES
+from pytest_fa.attention.dtypes import DTYPES
 from pytest_fa.catalog.suites import TARGET_SHAPE
 from pytest_fa.records.ceilings import Ceilings, write_ceilings
 from pytest_fa.records.judged import Bound

@@ -18,10 +18,11 @@ import msgspec
 import numpy as np
 
 from pytest_fa.attention import abi
+from pytest_fa.attention.dtypes import ELEMENT_BYTES
 from pytest_fa.attention.layout import strides
 from pytest_fa.build.command import ffi_folder
 from pytest_fa.build.unchanged import require_unchanged
-from pytest_fa.catalog.case import ELEMENT_BYTES, Case
+from pytest_fa.catalog.case import Case
 from pytest_fa.errors import ChangedBuild, FaError, LaunchError, UnsupportedCase
 from pytest_fa.features.ncu.cuda_driver import CudaDriver
 from pytest_fa.records.record import Outcome
