@@ -119,7 +119,7 @@ class CaseRules:
     locks_cpu: bool = True  # a timing on the CPU has the machine to itself
 
 
-class Part:
+class FeatureOptions:
     """What the options of one feature ask of a run: the class of their values overrides what they change."""
 
     suite_file = "test_attention.py"  # the file of the shipped suite that runs
@@ -167,7 +167,7 @@ class Feature:
     name: str
     title: str = ""
     options: tuple[OptionRow, ...] = ()
-    read: Callable[[Reader], Part | None] = lambda _: None
+    read: Callable[[Reader], FeatureOptions | None] = lambda _: None
     tests: tuple[SuiteTest, ...] = ()
     run_methods: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()

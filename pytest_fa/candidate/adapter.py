@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from pytest_fa.attention import parts
+from pytest_fa.attention.scores import Computes
 from pytest_fa.candidate.forward import Forward
-from pytest_fa.candidate.lse_output import empty_lse, keep_lse
-from pytest_fa.catalog.case import Computes
+from pytest_fa.candidate.more_outputs import keep_output
 from pytest_fa.catalog.variant import Argument, Call, Constant
 from pytest_fa.errors import UnsupportedCase, WrongResult
-from pytest_fa.gpu.inputs import empty_output
+from pytest_fa.gpu.inputs import empty_output, empty_rows
 
 DIMENSIONS = 4
 
@@ -27,18 +28,14 @@ def adapted(function: Callable[..., Any], call: Call, computes: Computes = "atte
     """
     passes_out, passes_scale = call.passes("out"), call.passes("scale")
 
-    def forward(  # noqa: PLR0913  # one argument for each tensor
+    def forward(
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
         *,
         scale: float,
-        causal: str = "none",
         out: torch.Tensor | None = None,
-        lse: torch.Tensor | None = None,
-        q_descale: torch.Tensor | None = None,
-        k_descale: torch.Tensor | None = None,
-        v_descale: torch.Tensor | None = None,
+        **words: Any,  # noqa: ANN401  # values, tensors and further outputs
     ) -> torch.Tensor:
         if not passes_scale:
             _require_default_scale(scale, q.shape[-1])
@@ -46,15 +43,19 @@ def adapted(function: Callable[..., Any], call: Call, computes: Computes = "atte
             out = empty_output(q, k, computes)
         values: dict[str, Any] = {name: _in_layout(name, x, call) for name, x in (("q", q), ("k", k), ("v", v))}
         values |= {"out": _in_layout("out", out, call) if passes_out else None}
-        values |= {"scale": scale, "causal": causal != "none"}
-        values |= {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-        values |= {"lse": empty_lse(q) if lse is None else lse} if call.passes("lse") else {}
+        values |= {"scale": scale}
+        for word, part in parts.words().items():
+            values[word] = part.passed(word, words.get(word, part.plain_argument(word)))
+        for name in parts.outputs():
+            if call.passes(name):
+                values[name] = empty_rows(q) if words.get(name) is None else words[name]
         returned = function(
             *(_value(argument, values) for argument in call.arguments),
             **{name: _value(argument, values) for name, argument in call.keywords.items()},
         )
-        if (place := call.place_of("lse")) is not None:
-            keep_lse(_item(returned, place, call), lse)
+        for name in parts.outputs():
+            if (place := call.place_of(name)) is not None:
+                keep_output(name, _item(returned, place, call), words.get(name))
         if passes_out:
             assert out is not None  # noqa: S101  # made above
             return out

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
+from pytest_fa.candidate.cuda_forward import Allocate, CudaForward
 from pytest_fa.candidate.delegated import operators_of
 from pytest_fa.candidate.first_call import load_copy
 from pytest_fa.candidate.forward import Forward
-from pytest_fa.candidate.module import Allocate, CudaForward, open_forward
+from pytest_fa.candidate.module import open_forward
 from pytest_fa.candidate.output import require_output
 from pytest_fa.candidate.series import PreparedCalls, in_a_row, keywords_of
 from pytest_fa.errors import FaError
@@ -147,7 +148,8 @@ class Agent:
         if not isinstance(self._forward, CudaForward):
             return 0
         q, k, v, out = (self._tensor(view) for view in (call.q, call.k, call.v, call.out))
-        return self._forward.workspace_bytes(q, k, v, out, call.scale, call.causal)
+        words: dict[str, Any] = dict(call.words)
+        return self._forward.workspace_bytes(q, k, v, out, scale=call.scale, **words)
 
     def _tensor(self, view: View) -> torch.Tensor:
         return self.memories.tensor(view)
@@ -165,11 +167,9 @@ class Agent:
         """Make one call without waiting; return its output, copied to `call.out` if the function allocated it."""
         called = forward or self._forward_for(call)
         q, k, v, out = (self._tensor(view) for view in (call.q, call.k, call.v, call.out))
-        return written(called(q, k, v, out=out, **keywords_of(call, self._tensor), **self._lse_of(call)), out)
-
-    def _lse_of(self, call: CallViews) -> dict[str, Any]:
-        """The keyword for the log-sum-exp, if it is requested: a variant that returns none has no such parameter."""
-        return {"lse": self._tensor(call.lse)} if call.lse else {}
+        # An output that is not requested is no keyword: a variant that does not return it has no such parameter.
+        others: dict[str, Any] = {name: self._tensor(view) for name, view in call.outputs.items()}
+        return written(called(q, k, v, out=out, **keywords_of(call, self._tensor), **others), out)
 
     def _call(self, command: MakeCall) -> Done:
         self._disturb(command.before)
@@ -184,13 +184,12 @@ class Agent:
         q, k, v = (self._tensor(view) for view in (call.q, call.k, call.v))
         keywords, count = keywords_of(call, self._tensor), command.count
         outs = in_a_row(self._tensor(call.out), command.step, count)
-        lses: list[dict[str, Any]] = [{}] * count
-        if call.lse:
-            lses = [{"lse": lse} for lse in in_a_row(self._tensor(call.lse), command.lse_step, count)]
-        for out, lse, before in zip(outs, lses, itertools.cycle(command.before), strict=False):
+        rows = {name: in_a_row(self._tensor(view), command.steps[name], count) for name, view in call.outputs.items()}
+        others = [dict(zip(rows, tensors, strict=True)) for tensors in zip(*rows.values(), strict=True)] or [{}] * count
+        for out, other, before in zip(outs, others, itertools.cycle(command.before), strict=False):
             if before:
                 self._disturb(before)
-            result = forward(q, k, v, out=out, **keywords, **lse)
+            result = forward(q, k, v, out=out, **keywords, **other)
             if result is not out:
                 written(result, out)
         synchronize(self.device)

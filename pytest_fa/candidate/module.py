@@ -1,4 +1,4 @@
-"""Load a variant, built or in Python, as a callable `f(q, k, v, *, scale, causal, out) -> Tensor` (`Forward`)."""
+"""Load a variant, built or in Python, as a callable `f(q, k, v, *, scale, out, ...) -> Tensor` (`Forward`)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from typing import Any
 
 import torch
 
+from pytest_fa.attention import parts
+from pytest_fa.attention.scores import Computes
 from pytest_fa.build.extension import MODULE_NAME
 from pytest_fa.build.keys import file_hash
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.build.target import native_arch
 from pytest_fa.candidate.adapter import adapted
+from pytest_fa.candidate.cuda_forward import Allocate, CudaForward
 from pytest_fa.candidate.forward import Forward
-from pytest_fa.candidate.launch_hint import launch_hint
-from pytest_fa.candidate.lse_output import taking_lse
+from pytest_fa.candidate.more_outputs import taking_outputs
 from pytest_fa.candidate.signature import defines_problem, signature_problem
-from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import (
     BuildError,
     FaError,
-    LaunchError,
     ManifestError,
     ToolchainError,
     UnsupportedCase,
@@ -39,15 +39,11 @@ from pytest_fa.errors import (
     suggestion,
 )
 from pytest_fa.gpu.guards import Workspaces
-from pytest_fa.gpu.inputs import empty_output
 from pytest_fa.options import options
 
 CUDA_FAILED = ("CUDA error", "CUDA driver error", "CUDA out of memory")  # how the errors of PyTorch's CUDA checks begin
 MODULE_LINE = 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {{ module.def("{0}", &{0}); }}'
 OPERATOR_LINE = 'TORCH_LIBRARY({0}, library) {{ library.def("{1}", &{1}); }}'
-Allocate = Callable[[int, torch.device], torch.Tensor]
-
-CAUSAL_CODES = {"none": 0, "top_left": 1, "bottom_right": 2}
 
 
 def load(name: str, *, kernels: str | Path | tuple[str | Path, ...] = "kernels", cache: Path | None = None) -> Forward:
@@ -134,56 +130,6 @@ def _in_context(forward: Forward, variant: Variant) -> Forward:
     return call_in_context
 
 
-class CudaForward:
-    """The binding's entry point for attention or scores, with an output and a workspace allocated where needed."""
-
-    def __init__(self, library: str, allocate: Allocate, computes: Computes) -> None:
-        import tvm_ffi  # noqa: PLC0415  # only a process that calls kernels needs it
-
-        module = tvm_ffi.load_module(library)
-        self._entry, self._workspace_bytes = module.forward, module.workspace_bytes
-        if computes == "scores":
-            self._entry, self._workspace_bytes = module.scores, module.scores_workspace_bytes
-        self._needs_workspace = bool(module.needs_workspace())
-        self._allocate, self._computes, self._library = allocate, computes, library
-
-    def __call__(  # noqa: PLR0913  # one argument for each tensor
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        scale: float,
-        causal: str = "none",
-        out: torch.Tensor | None = None,
-        lse: torch.Tensor | None = None,
-        q_descale: torch.Tensor | None = None,
-        k_descale: torch.Tensor | None = None,
-        v_descale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Make one call.  Raises as `Forward` says."""
-        if out is None:
-            out = empty_output(q, k, self._computes)
-        code = CAUSAL_CODES.get(causal, -1)  # the binding rejects -1
-        workspace = None
-        if self._needs_workspace:
-            size = self._workspace_bytes(q, k, v, out, scale, code)
-            workspace = self._allocate(size, q.device)
-        try:
-            self._entry(q, k, v, out, lse, workspace, scale, code, q_descale, k_descale, v_descale)
-        except (ValueError, RuntimeError) as problem:
-            raise _translate_error(problem, q, k, self._library) from None
-        return out
-
-    def workspace_bytes(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float, causal: str
-    ) -> int:
-        """The size of the workspace that a call needs; 0 if it needs none."""
-        if not self._needs_workspace:
-            return 0
-        return int(self._workspace_bytes(q, k, v, out, scale, CAUSAL_CODES.get(causal, -1)))
-
-
 def _with_defines(function: Callable[..., Any], variant: Variant) -> Callable[..., Any]:
     """The function, which gets each define of the manifest as a keyword.  Raises `FaError` if it does not take one."""
     if problem := defines_problem(function, variant.defines):
@@ -192,10 +138,11 @@ def _with_defines(function: Callable[..., Any], variant: Variant) -> Callable[..
 
 
 def _adapt_if_declared(function: Callable[..., Any], variant: Variant) -> Forward:
-    """Adapt the function if the manifest has `entry.call` or a log-sum-exp; otherwise return it unchanged."""
+    """Adapt the function if the manifest has `entry.call` or further outputs; otherwise return it unchanged."""
     if variant.entry.call:
         return adapted(function, variant.entry.call, variant.computes)
-    return taking_lse(function) if "lse" in variant.returns else function
+    outputs = tuple(name for name in parts.outputs() if name in variant.returns)
+    return taking_outputs(function, outputs) if outputs else function
 
 
 def _translate_refusals(forward: Forward) -> Forward:
@@ -271,16 +218,6 @@ def _load_operators(target: str, library: Path, where: str) -> None:
             f"{where}: {registered_by} has already registered this operator in this process; PyTorch allows it once"
         )
     torch.ops.load_library(str(first_copy))  # type: ignore[no-untyped-call]
-
-
-def _translate_error(problem: Exception, q: torch.Tensor, k: torch.Tensor, library: str) -> Exception:
-    """The binding's exception as one of this package's; exceptions about arguments do not change."""
-    text = str(problem).splitlines()[0] if str(problem) else repr(problem)
-    if text.startswith("refused: "):
-        return UnsupportedCase(text.removeprefix("refused: "))
-    if text.startswith("launch failed: "):
-        return LaunchError(f"{text}{launch_hint(text, q, k, library)}")
-    return problem
 
 
 def _import_attribute(variant: Variant, field: str) -> Any:  # noqa: ANN401  # any callable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pytest_fa.attention import parts
 from pytest_fa.candidate.adapter import output_index
 from pytest_fa.errors import Tampering, WrongResult
 
@@ -32,9 +33,11 @@ def _described(out: object) -> str:
     if out is None:
         return "None (write `return out` at the end of the function)"
     if (index := output_index(out)) is not None:
-        line = f"call: {{keywords: {{scale: scale, causal: causal}}, returns: {index}}}"
+        always = parts.always_passed()
+        keywords = ", ".join(f"{word}: {word}" for word in ("scale", *always))
+        line = f"call: {{keywords: {{{keywords}}}, returns: {index}}}"
         return (
             f"a {type(out).__name__} (return item {index} alone, or write in the manifest's entry `{line}`, which "
-            f"passes causal as true or false)"
+            f"passes {', '.join(always)} as true or false)"
         )
     return repr(out)

@@ -21,9 +21,7 @@ from pytest_fa.gpu.device import synchronize
 from pytest_fa.gpu.device_tools import DeviceTools, NoDeviceTools
 from pytest_fa.gpu.graph_nodes import read_nodes
 from pytest_fa.gpu.graphs import capture, event_us
-from pytest_fa.gpu.inputs import descale_keywords
 from pytest_fa.gpu.profiler import durations_us
-from pytest_fa.gpu.quantised import Descales
 from pytest_fa.gpu.shared_memory import handle_on_gpu
 from pytest_fa.records.timing import NodeTime
 from pytest_fa.wire.commands import (
@@ -235,9 +233,8 @@ class PreparedSeries:
 
 
 def keywords_of(call: CallViews, tensor: Callable[[View], torch.Tensor]) -> dict[str, Any]:
-    """The keyword arguments of a call: scale and mask, and for e4m3 the descales."""
-    descales = call.descales and Descales(*(tensor(view) for view in call.descales))
-    return {"scale": call.scale, "causal": call.causal, **descale_keywords(descales)}
+    """The keyword arguments of a call: the scale, and the words and tensors of the parts of attention."""
+    return {"scale": call.scale, **call.words, **{name: tensor(view) for name, view in call.tensors.items()}}
 
 
 def is_same_memory(result: object, out: torch.Tensor) -> bool:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from pytest_fa.attention import parts
 from pytest_fa.catalog.variant import Call, Entry
 
 # Names that functions of attention libraries have for what is passed.
@@ -14,14 +15,8 @@ NAMES = {
     "k": ("k", "key"),
     "v": ("v", "value"),
     "scale": ("scale", "softmax_scale", "sm_scale"),
-    "causal": ("causal", "is_causal"),
     "out": ("out", "output", "o"),
-    "lse": ("lse", "softmax_lse", "logsumexp"),
-    "q_descale": ("q_descale", "descale_q"),
-    "k_descale": ("k_descale", "descale_k"),
-    "v_descale": ("v_descale", "descale_v"),
 }
-_WORD_OF = {name: word for word, names in NAMES.items() for name in names}
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -29,7 +24,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def signature_problem(function: Callable[..., Any], entry: Entry, passed: tuple[str, ...] = ("out",)) -> str | None:
     """Return why a function does not accept the arguments that it gets, and the line to write, or None.
 
-    Without `entry.call`, it gets q, k, v and the keywords scale, causal and `passed`.
+    Without `entry.call`, it gets q, k, v and the keywords scale, those of each call, and `passed`.
     A function without a readable signature, such as one of a C extension, is not compared.
     """
     try:
@@ -37,7 +32,7 @@ def signature_problem(function: Callable[..., Any], entry: Entry, passed: tuple[
     except (TypeError, ValueError):
         return None
     call = entry.call
-    own = ("scale", "causal", *passed)
+    own = ("scale", *parts.always_passed(), *passed)
     count, keywords = (3, own) if call is None else (len(call.arguments), tuple(call.keywords))
     try:
         signature.bind(*[None] * count, **dict.fromkeys(keywords))
@@ -68,17 +63,19 @@ def entry_line(entry: Entry, parameters: Iterable[inspect.Parameter]) -> str:
 
     A parameter without a default whose meaning is not known gets the text VALUE, which the user replaces.
     """
+    names_of = NAMES | parts.names_of_words()
+    word_of = {name: word for word, names in names_of.items() for name in names}
     positional: list[str] = []
     keywords: list[str] = []
     for parameter in parameters:
-        word = _WORD_OF.get(parameter.name)
+        word = word_of.get(parameter.name)
         if word and parameter.kind in _POSITIONAL and not keywords:
             positional.append(word)
         elif parameter.kind not in _VARIADIC and (word or parameter.default is parameter.empty):
             keywords.append(f"{parameter.name}: {word or 'VALUE'}")
-    parts = [f"arguments: [{', '.join(positional)}]"]
-    parts += [f"keywords: {{{', '.join(keywords)}}}"] if keywords else []
-    return f'entry: {{target: "{entry.target}", call: {{{", ".join(parts)}}}}}'
+    call = [f"arguments: [{', '.join(positional)}]"]
+    call += [f"keywords: {{{', '.join(keywords)}}}"] if keywords else []
+    return f'entry: {{target: "{entry.target}", call: {{{", ".join(call)}}}}}'
 
 
 def _arguments(call: Call | None) -> list[str]:

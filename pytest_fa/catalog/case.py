@@ -2,50 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
 
+from pytest_fa.attention import parts
+from pytest_fa.attention.causal import Causal
+from pytest_fa.attention.dtypes import DTYPES, ELEMENT_BYTES, Dtype
+from pytest_fa.attention.e4m3 import Data, OutDtype, out_dtype_of
+from pytest_fa.attention.layout import Layout
+from pytest_fa.attention.scores import Computes
+from pytest_fa.attention.token import Token
 from pytest_fa.errors import UsageProblem
 
-Dtype = Literal["fp16", "bf16", "fp32", "e4m3"]
-OutDtype = Literal["fp16", "bf16"]
-Data = Literal["normal", "zero_head", "outlier", "tiny"]
-Causal = Literal["none", "top_left", "bottom_right"]
-Layout = Literal["bhsd", "bshd"]
-Computes = Literal["attention", "scores"]
-
-DTYPES: tuple[str, ...] = ("fp16", "bf16", "fp32", "e4m3")
-ELEMENT_BYTES: dict[str, int] = {"fp16": 2, "bf16": 2, "fp32": 4, "e4m3": 1}
 LARGEST = 2**31 - 1
 FEW_QUERIES = 16  # the least number of rows of a matrix instruction
+SIZES = ("batch", "heads", "seq_q", "head_dim")  # in the order of their problems
+GRAMMAR = parts.grammar()
 Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
-GRAMMAR = (
-    "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-kv<heads>][-sk<keys>][-bshd][-scores]"
-    "[-out_bf16][-zero_head|-outlier|-tiny]-seed<N>"
-)
-# The names of the four axes of an output.
-AXES: dict[Computes, tuple[str, str, str, str]] = {
-    "attention": ("batch", "head", "query", "dim"),
-    "scores": ("batch", "head", "query", "key"),
-}
-
-_ID = re.compile(
-    r"b(?P<batch>\d+)h(?P<heads>\d+)s(?P<seq_q>\d+)d(?P<head_dim>\d+)"
-    r"-(?P<dtype>[a-z0-9]+)"
-    r"(?P<causal>-causal_br|-causal)?"
-    r"(?:-kv(?P<kv_heads>\d+))?"
-    r"(?:-sk(?P<seq_k>\d+))?"
-    r"(?P<layout>-bshd)?"
-    r"(?P<scores>-scores)?"
-    r"(?P<out>-out_bf16)?"
-    r"(?:-(?P<data>zero_head|outlier|tiny))?"
-    r"-seed(?P<seed>\d+)"
-)
-_CAUSAL_PART = {"none": "", "top_left": "-causal", "bottom_right": "-causal_br"}
-_CAUSAL_OF: dict[str | None, Causal] = {None: "none", "-causal": "top_left", "-causal_br": "bottom_right"}
 
 
 class Case(msgspec.Struct, frozen=True, order=True):
@@ -58,6 +36,8 @@ class Case(msgspec.Struct, frozen=True, order=True):
 
     With the dtype `e4m3`, q, k and v are quantised, with a factor for each head, and the output has the dtype
     `fp8_out`.  `data` says what is special in some of the heads (`run.quantised`).
+
+    `modifiers` are the texts in the id of those parts of attention that have no field here (`value_of` reads them).
     """
 
     batch: Size
@@ -73,6 +53,7 @@ class Case(msgspec.Struct, frozen=True, order=True):
     computes: Computes = "attention"
     fp8_out: OutDtype = "fp16"
     data: Data = "normal"
+    modifiers: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
     def __str__(self) -> str:
         return self.id
@@ -80,26 +61,32 @@ class Case(msgspec.Struct, frozen=True, order=True):
     @property
     def shape_id(self) -> str:
         """The id without the seed.  Times are measured per shape id."""
-        return (
-            f"b{self.batch}h{self.heads}s{self.seq_q}d{self.head_dim}-{self.dtype}"
-            + _CAUSAL_PART[self.causal]
-            + (f"-kv{self.kv_heads}" if self.kv_heads != self.heads else "")
-            + (f"-sk{self.seq_k}" if self.seq_k != self.seq_q else "")
-            + ("-bshd" if self.layout == "bshd" else "")
-            + ("-scores" if self.computes == "scores" else "")
-            + ("-out_bf16" if self.fp8_out == "bf16" else "")
-            + (f"-{self.data}" if self.data != "normal" else "")
-        )
+        return _shape_id(self)
 
     @property
     def id(self) -> str:
         """The id, as used in test ids, record keys and file names."""
         return f"{self.shape_id}-seed{self.seed}"
 
+    def value_of(self, field: str) -> Any:  # noqa: ANN401  # of the field's type
+        """The value of a field of any part of attention, whether it is a field of this struct or a modifier."""
+        if field in self.__struct_fields__:
+            return getattr(self, field)
+        token = next(token for token in parts.tokens() if token.field == field)
+        text = self.text_of(token)
+        return token.read(text) if text else token.plain(self)
+
+    def text_of(self, token: Token) -> str:
+        """What the id has of a token; empty for nothing."""
+        if token.field in self.__struct_fields__:
+            value, plain = getattr(self, token.field), token.plain(self)
+            return "" if value == plain else token.write(value)
+        return next((text for text in self.modifiers or () if re.fullmatch(token.pattern, text)), "")
+
     @property
     def out_dtype(self) -> Dtype:
         """The dtype of the output: that of the inputs, or of `fp8_out` for e4m3."""
-        return self.fp8_out if self.dtype == "e4m3" else self.dtype
+        return out_dtype_of(self.dtype, self.fp8_out)  # type: ignore[return-value]  # one of both
 
     @property
     def scale(self) -> float:
@@ -113,16 +100,17 @@ class Case(msgspec.Struct, frozen=True, order=True):
 
     @property
     def visible_pairs(self) -> int:
-        """The number of query-key pairs per head that the mask does not hide."""
-        if self.causal == "none":
-            return self.seq_q * self.seq_k
-        shift = 0 if self.causal == "top_left" else self.seq_k - self.seq_q
-        return self._pairs_above(self.seq_q + shift) - self._pairs_above(shift)
+        """The number of query-key pairs per head that no part of attention hides."""
+        counts = (part.visible_pairs(self) for part in parts.PARTS)
+        return next((count for count in counts if count is not None), self.seq_q * self.seq_k)
 
-    def _pairs_above(self, row: int) -> int:
-        """The number of pairs in the first `row` rows of a triangle that is cut off after `seq_k` columns."""
-        length = min(max(row, 0), self.seq_k)
-        return length * (length + 1) // 2 + max(row - self.seq_k, 0) * self.seq_k
+    @property
+    def touched(self) -> Case:
+        """This case with the queries and keys alone that a call must read."""
+        for part in parts.PARTS:
+            if lengths := part.lengths_touched(self):
+                return msgspec.structs.replace(self, seq_q=lengths[0], seq_k=lengths[1])
+        return self
 
     @property
     def flops_per_call(self) -> int:
@@ -131,7 +119,8 @@ class Case(msgspec.Struct, frozen=True, order=True):
         A product has 2 * batch * heads * visible_pairs * head_dim operations.  Attention has two products, scores one.
         """
         products = 1 if self.computes == "scores" else 2
-        return 2 * products * self.batch * self.heads * self.visible_pairs * self.head_dim
+        of_products = 2 * products * self.batch * self.heads * self.visible_pairs * self.head_dim
+        return of_products + sum(part.flops(self) for part in parts.PARTS)
 
     @property
     def bytes_per_call(self) -> int:
@@ -140,7 +129,8 @@ class Case(msgspec.Struct, frozen=True, order=True):
         k_size = self.batch * self.kv_heads * self.seq_k * self.head_dim
         v_size = 0 if self.computes == "scores" else k_size
         inputs = ELEMENT_BYTES[self.dtype] * (q_size + k_size + v_size)
-        return inputs + ELEMENT_BYTES[self.out_dtype] * math.prod(self.out_shape)
+        others = sum(part.size_bytes(self) for part in parts.PARTS)
+        return inputs + others + ELEMENT_BYTES[self.out_dtype] * math.prod(self.out_shape)
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
@@ -154,13 +144,35 @@ class Case(msgspec.Struct, frozen=True, order=True):
 
     def with_dtype(self, dtype: Dtype) -> Case:
         """Return this case with another dtype; only e4m3 keeps what applies to e4m3 alone."""
-        if dtype == "e4m3":
-            return msgspec.structs.replace(self, dtype=dtype)
-        return msgspec.structs.replace(self, dtype=dtype, fp8_out="fp16", data="normal")
+        changes: dict[str, Any] = {"dtype": dtype}
+        for part in parts.PARTS:
+            changes |= part.fields_for(dtype)
+        return self.with_fields(changes)
+
+    def with_fields(self, changes: Mapping[str, Any]) -> Case:
+        """Return this case with other values of fields, which may be those of parts of attention without a field."""
+        fields = {name: value for name, value in changes.items() if name in self.__struct_fields__}
+        case = msgspec.structs.replace(self, **fields)
+        if len(fields) == len(changes):
+            return case
+        texts = []
+        for token in parts.tokens():
+            if token.field not in self.__struct_fields__:
+                value = changes.get(token.field, case.value_of(token.field))
+                texts.append("" if value == token.plain(case) else token.write(value))
+        return msgspec.structs.replace(case, modifiers=_modifiers(texts))
 
     def computing(self, computes: Computes) -> Case:
         """Return this case with `computes` set to attention or scores."""
         return msgspec.structs.replace(self, computes=computes)
+
+
+def plain_case(  # the sizes of a case
+    batch: int, heads: int, seq_q: int, head_dim: int, dtype: Dtype, seed: int = 0, *, seq_k: int | None = None
+) -> Case:
+    """A case without any part of attention that an id can name, but with another number of keys if given."""
+    keys = seq_q if seq_k is None else seq_k
+    return Case(batch, heads, seq_q, head_dim, dtype, "none", heads, keys, "bhsd", seed)
 
 
 def parse_case(text: str) -> Case:
@@ -168,31 +180,27 @@ def parse_case(text: str) -> Case:
 
     Raises `UsageProblem`, with the id and the grammar, if the id is malformed or its values are not possible.
     """
-    match = _ID.fullmatch(text)
+    match = re.fullmatch(_pattern(parts.tokens()), text)
     if match is None:
-        raise UsageProblem(f"case {text!r} is malformed; the form is {GRAMMAR}, as in b1h8s512d64-fp16-seed0")
-    parts = match.groupdict()
-    if parts["dtype"] not in DTYPES:
-        raise UsageProblem(f"case {text!r}: no dtype {parts['dtype']!r}; allowed: {', '.join(DTYPES)}")
-    for name in ("batch", "seq_q", "head_dim", "heads", "kv_heads", "seq_k", "seed"):
-        if parts[name] and int(parts[name]) > LARGEST:
-            raise UsageProblem(f"case {text!r}: {name} is {parts[name]}; it must be at most {LARGEST}")
-    heads, kv_heads = int(parts["heads"]), int(parts["kv_heads"] or parts["heads"])
-    case = Case(
-        batch=int(parts["batch"]),
-        heads=heads,
-        seq_q=int(parts["seq_q"]),
-        head_dim=int(parts["head_dim"]),
-        dtype=parts["dtype"],  # type: ignore[arg-type]  # checked against DTYPES above
-        causal=_CAUSAL_OF[parts["causal"]],
-        kv_heads=kv_heads,
-        seq_k=int(parts["seq_k"] or parts["seq_q"]),
-        layout="bshd" if parts["layout"] else "bhsd",
-        seed=int(parts["seed"]),
-        computes="scores" if parts["scores"] else "attention",
-        fp8_out="bf16" if parts["out"] else "fp16",
-        data=parts["data"] or "normal",  # type: ignore[arg-type]  # the pattern allows only these
-    )
+        raise UsageProblem(f"case {text!r} is malformed; the form is {parts.grammar()}, as in b1h8s512d64-fp16-seed0")
+    texts = match.groupdict()
+    if texts["dtype"] not in DTYPES:
+        raise UsageProblem(f"case {text!r}: no dtype {texts['dtype']!r}; allowed: {', '.join(DTYPES)}")
+    batch, heads, seq_q, head_dim, seed = (int(texts[name]) for name in (*SIZES, "seed"))
+    shape = plain_case(batch, heads, seq_q, head_dim, texts["dtype"], seed)  # type: ignore[arg-type]  # of DTYPES
+    changes: dict[str, Any] = {}
+    modifiers: list[str] = []
+    for token in parts.tokens():
+        if (read := texts[token.field]) is None:
+            continue
+        if token.field in shape.__struct_fields__:
+            changes[token.field] = token.read(read)
+        else:
+            modifiers.append(read)
+    case = msgspec.structs.replace(shape, **changes, modifiers=_modifiers(modifiers)) if changes or modifiers else shape
+    for name in (*SIZES, *changes, "seed"):
+        if isinstance(value := getattr(case, name), int) and value > LARGEST:
+            raise UsageProblem(f"case {text!r}: {name} is {value}; it must be at most {LARGEST}")
     if impossible := _impossible(case):
         raise UsageProblem(f"case {text!r}: {impossible}")
     if case.id != text:
@@ -200,17 +208,28 @@ def parse_case(text: str) -> Case:
     return case
 
 
+@functools.lru_cache(maxsize=8)
+def _pattern(tokens: tuple[Token, ...]) -> re.Pattern[str]:
+    """The regular expression of an id, with a group for each field."""
+    of_tokens = "".join(f"(?:-(?P<{token.field}>{token.pattern}))?" for token in tokens)
+    size = r"b(?P<batch>\d+)h(?P<heads>\d+)s(?P<seq_q>\d+)d(?P<head_dim>\d+)-(?P<dtype>[a-z0-9]+)"
+    return re.compile(rf"{size}{of_tokens}-seed(?P<seed>\d+)")
+
+
+def _modifiers(texts: list[str]) -> tuple[str, ...] | msgspec.UnsetType:
+    """The texts that are not empty; unset if there is none, so that a plain case has the same JSON as without them."""
+    return tuple(filter(None, texts)) or msgspec.UNSET
+
+
+@functools.lru_cache(maxsize=4096)  # a table of records asks for each id many times
+def _shape_id(case: Case) -> str:
+    size = f"b{case.batch}h{case.heads}s{case.seq_q}d{case.head_dim}-{case.dtype}"
+    return size + "".join(f"-{text}" for text in map(case.text_of, parts.tokens()) if text)
+
+
 def _impossible(case: Case) -> str | None:
     """Return why a case whose id has the right form is not possible, or None."""
-    for name in ("batch", "heads", "seq_q", "head_dim", "kv_heads"):
+    for name in SIZES:
         if getattr(case, name) < 1:
             return f"{name} is {getattr(case, name)}; it must be at least 1"
-    if case.heads % case.kv_heads:
-        return f"{case.heads} heads cannot share {case.kv_heads} key/value heads evenly"
-    if case.computes == "scores" and case.causal != "none":
-        return f"scores have no mask; drop {_CAUSAL_PART[case.causal]}"
-    if case.dtype == "e4m3" and case.computes == "scores":
-        return "scores are not computed in e4m3; write fp16, bf16 or fp32"
-    if case != case.with_dtype(case.dtype):
-        return "-out_bf16, -zero_head, -outlier and -tiny need the dtype e4m3"
-    return None
+    return next(filter(None, (part.impossible(case) for part in parts.PARTS)), None)

@@ -13,39 +13,55 @@ from typing import NamedTuple
 
 import msgspec
 
-from pytest_fa.catalog.case import Case, Causal, Data, Dtype, Layout
+from pytest_fa.attention import parts
+from pytest_fa.attention.dtypes import Dtype
+from pytest_fa.attention.e4m3 import SPECIAL
+from pytest_fa.attention.part import Part
+from pytest_fa.catalog.case import Case, plain_case
 from pytest_fa.catalog.variant import Variant
 
 QUERIES = 150  # more than two tiles of 64, and not a multiple of a tile
 FEWER = 77  # the other length under a bottom-right mask
-HEADS, KV_HEADS = 4, 2
+HEADS = 4
 BATCH = 2
-SPECIAL: tuple[Data, ...] = ("zero_head", "outlier", "tiny")
-MASKS: dict[Causal, str] = {
-    "none": "no mask",
-    "top_left": "the top-left mask",
-    "bottom_right": "the bottom-right mask",
-}
 
 
 class Claim(NamedTuple):
-    """One combination of supported values."""
+    """One combination of supported values; `values` are those of `parts.claimed_parts()`."""
 
     dtype: Dtype
     head_dim: int
-    causal: Causal
-    layout: Layout
-    is_grouped: bool
+    values: tuple[object, ...]
+
+    @property
+    def flat(self) -> tuple[object, ...]:
+        """All values."""
+        return (self.dtype, self.head_dim, *self.values)
 
     @property
     def pairs(self) -> frozenset[tuple[tuple[int, object], ...]]:
         """Any two of the values, each with its place."""
-        return frozenset(itertools.combinations(enumerate(self), 2))
+        return frozenset(itertools.combinations(enumerate(self.flat), 2))
+
+    @property
+    def needs_two_lengths(self) -> bool:
+        """Whether it shows only in a case whose numbers of queries and keys differ."""
+        return any(part.needs_two_lengths(value) for part, value in self._by_part())
+
+    def applied_to(self, case: Case) -> Case:
+        """The case with these values, and as many heads as they need."""
+        case = case.with_dtype(self.dtype)
+        for part, value in self._by_part():
+            case = case.with_fields(part.fields_with(value, case.heads))
+        return case.with_fields({"head_dim": self.head_dim})
+
+    def _by_part(self) -> Iterable[tuple[Part, object]]:
+        return zip(parts.claimed_parts(), self.values, strict=True)
 
 
 def claim_of(case: Case) -> Claim:
     """The values of a case that a manifest supports or not."""
-    return Claim(case.dtype, case.head_dim, case.causal, case.layout, case.kv_heads != case.heads)
+    return Claim(case.dtype, case.head_dim, tuple(part.claimed_by(case) for part in parts.claimed_parts()))
 
 
 def claims_of(variant: Variant, dtypes: tuple[str, ...] = ()) -> list[Claim]:
@@ -56,12 +72,10 @@ def claims_of(variant: Variant, dtypes: tuple[str, ...] = ()) -> list[Claim]:
         for dtype, head_dim in variant.instantiations
         if dtype in supports.dtype and head_dim in supports.head_dim and (not dtypes or dtype in dtypes)
     ]
-    masks = [mask for mask in MASKS if mask in supports.causal]
-    layouts: list[Layout] = sorted(supports.layout)
-    groupings = (False, True) if supports.grouped_heads else (False,)
     ordered = sorted(built, key=lambda pair: pair[0] != "fp16")
-    combinations = itertools.product(ordered, masks, layouts, groupings)
-    return [Claim(*pair, mask, layout, is_grouped) for pair, mask, layout, is_grouped in combinations]
+    supported = ((part, part.supported(supports)) for part in parts.claimed_parts())
+    values = itertools.product(*([claim for claim in part.claims if claim in claims] for part, claims in supported))
+    return [Claim(*pair, combination) for pair, combination in itertools.product(ordered, list(values))]
 
 
 def covering(claims: Iterable[Claim], judged: Iterable[Claim] = ()) -> list[Claim]:
@@ -90,8 +104,7 @@ def claim_cases(variant: Variant, judged: Iterable[Case], seed: int = 0, dtypes:
     chosen = covering(claims_of(variant, dtypes), map(claim_of, accepted))
     has_fewer_keys = itertools.cycle((False, True))
     cases = [
-        case_of(variant, claim, seed, fewer_keys=claim.causal == "bottom_right" and next(has_fewer_keys))
-        for claim in chosen
+        case_of(variant, claim, seed, fewer_keys=claim.needs_two_lengths and next(has_fewer_keys)) for claim in chosen
     ]
     has_keys = variant.supports.seq_k_min > 0 or any(case.seq_k == 0 for case in accepted)
     first = [] if has_keys else claims_of(variant, dtypes)[:1]
@@ -102,24 +115,14 @@ def claim_cases(variant: Variant, judged: Iterable[Case], seed: int = 0, dtypes:
 def case_of(
     variant: Variant, claim: Claim, seed: int = 0, *, fewer_keys: bool = False, keys: int | None = None
 ) -> Case:
-    """A small case with the values of a claim; under a bottom-right mask, its two lengths differ."""
-    is_shifted = claim.causal == "bottom_right"
-    shorter = FEWER if is_shifted else QUERIES
+    """A small case with the values of a claim; if it needs two lengths, they differ."""
+    shorter = FEWER if claim.needs_two_lengths else QUERIES
     lengths = (QUERIES, shorter) if fewer_keys else (shorter, QUERIES)
     seq_q, seq_k = least_lengths(variant, *lengths)
-    return Case(
-        batch=BATCH,
-        heads=HEADS,
-        seq_q=seq_q,
-        head_dim=claim.head_dim,
-        dtype=claim.dtype,
-        causal=claim.causal,
-        kv_heads=KV_HEADS if claim.is_grouped else HEADS,
-        seq_k=seq_k if keys is None else keys,
-        layout=claim.layout,
-        seed=seed,
-        computes=variant.computes,
-        fp8_out=variant.supports.fp8_out_of(claim.dtype),
+    seq_k = seq_k if keys is None else keys
+    plain = plain_case(BATCH, HEADS, seq_q, claim.head_dim, claim.dtype, seed, seq_k=seq_k)
+    return claim.applied_to(plain.computing(variant.computes)).with_fields(
+        {"fp8_out": variant.supports.fp8_out_of(claim.dtype)}
     )
 
 
@@ -160,14 +163,17 @@ def unjudged(variant: Variant, judged: Iterable[Case]) -> list[Unjudged]:
     if variant.role != "candidate" or variant.cases:
         return []
     known, claims = {claim_of(case) for case in judged}, claims_of(variant)
-    parts: tuple[tuple[Callable[[Claim], object], Callable[[Claim], Unjudged]], ...] = (
+    kinds: list[tuple[Callable[[Claim], object], Callable[[Claim], Unjudged]]] = [
         (lambda claim: claim[:2], lambda claim: Unjudged(f"{claim.dtype} at D = {claim.head_dim}", claim.dtype)),
-        (lambda claim: claim.causal, lambda claim: Unjudged(MASKS[claim.causal])),
-        (lambda claim: claim.layout, lambda claim: Unjudged(f"layout {claim.layout}")),
-        (lambda claim: claim.is_grouped, lambda claim: Unjudged(f"{'' if claim.is_grouped else 'un'}grouped heads")),
-    )
+        *(_kind_of(place, part) for place, part in enumerate(parts.claimed_parts())),
+    ]
     missing: dict[Unjudged, None] = {}
-    for value_of, in_words in parts:
+    for value_of, in_words in kinds:
         values = {value_of(claim) for claim in known}
         missing.update(dict.fromkeys(in_words(claim) for claim in claims if value_of(claim) not in values))
     return list(missing)
+
+
+def _kind_of(place: int, part: Part) -> tuple[Callable[[Claim], object], Callable[[Claim], Unjudged]]:
+    """How to read the value of a part in a claim, and to name it."""
+    return lambda claim: claim.values[place], lambda claim: Unjudged(part.claim_words(claim.values[place]))

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_fa.catalog.case import Computes
+from pytest_fa.attention import parts
+from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.grammar import path_problem, real_path_problem
-from pytest_fa.catalog.variant import DESCALES, Entry, EntryKind, Supports
+from pytest_fa.catalog.variant import Entry, EntryKind, Supports
 
 FORMS: dict[EntryKind, str] = {"python": r"[\w.]+:\w+", "torch": r"\w+(::\w+)?"}
 EXAMPLES: dict[EntryKind, str] = {"python": "'package.module:function'", "torch": "'function' or 'namespace::operator'"}
@@ -92,23 +93,13 @@ def _path_problems(entry: Entry, key: str, folder: Path, path: str, *, is_linked
 
 
 def _call_problems(entry: Entry, supports: Supports, computes: Computes) -> Iterator[str]:
-    """A call must pass every tensor that is read, and `causal` if more than one mask is supported."""
+    """A call must pass every tensor that is read, and what each part of attention needs."""
     call = entry.call
     if call is None:
         return
     for word in ("q", "k") if computes == "scores" else ("q", "k", "v"):
         if not call.passes(word):
             yield f"entry.call does not pass {word!r}; add it to arguments or keywords"
-    for word in DESCALES if "e4m3" in supports.dtype else ():
-        if not call.passes(word):
-            yield f"entry.call does not pass {word!r}, but supports.dtype has e4m3; add it to arguments or keywords"
     if call.place_of("out") is not None and call.passes("out"):
         yield "entry.call passes 'out' and sets returns; use only one of the two"
-    if call.contiguous and call.layout not in supports.layout:
-        layouts = ", ".join(supports.layout)
-        yield f"entry.call takes only contiguous {call.layout} tensors, but supports.layout is {layouts}"
-    masks = ", ".join(supports.causal)
-    if not call.passes("causal") and len(supports.causal) > 1:
-        yield f"entry.call does not pass 'causal', but supports.causal is {masks}; pass it, or support one mask"
-    if call.passes("causal") and {"top_left", "bottom_right"} <= set(supports.causal):
-        yield f"entry.call passes 'causal' as true or false, but supports.causal is {masks}; support one alignment"
+    yield from filter(None, (part.call_problem(call, supports) for part in parts.PARTS))

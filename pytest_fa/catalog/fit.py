@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from pytest_fa.attention import parts
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 
@@ -45,8 +46,10 @@ def fitted(variant: Variant, case: Case, fits: Fits) -> Case:
     change.  A case that still does not fit
     is refused later, by `Variant.refuses`.
     """
-    if "layout" in fits and case.layout not in variant.supports.layout:
-        case = msgspec.structs.replace(case, layout=variant.supports.layout[0])
+    for part in parts.claimed_parts():
+        supported = part.supported(variant.supports)
+        if part.name in fits and part.claimed_by(case) not in supported:
+            case = case.with_fields(part.fields_with(supported[0], case.heads))
     pairs = [
         (dtype, head_dim)
         for dtype, head_dim in variant.instantiations

@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pytest_fa.catalog.case import Computes, Dtype
+from pytest_fa.attention import parts
+from pytest_fa.attention.dtypes import Dtype
+from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.entry import entry_problem
 from pytest_fa.catalog.grammar import (
     DEFINE_NAME,
@@ -50,6 +52,8 @@ from pytest_fa.earlier import upgrade_manifest
 from pytest_fa.errors import ManifestError, UsageProblem, suggestion
 
 MANIFEST_NAME = "variant.yaml"
+FIELDS = Supports.__struct_fields__
+MORE = "more"  # the field of `Supports` for the parts of attention that have no field there
 
 Instantiation = Annotated[str, msgspec.Meta(pattern=r"^(fp16|bf16|fp32|e4m3)-d[0-9]+$")]
 Defines = dict[str, int | str]
@@ -117,7 +121,8 @@ def read_manifest(path: Path, root: Path, say: Callable[[str], object] = lambda 
     data = load_yaml(path)
     data = {} if data is None else data  # an empty file: every key has its default
     try:
-        manifest = msgspec.convert(_with_kind(_merged(upgrade_manifest(data, say))), Manifest, strict=True)
+        whole = _with_claims(_with_kind(_merged(upgrade_manifest(data, say))))
+        manifest = msgspec.convert(whole, Manifest, strict=True)
         members = manifest.variants or {path.parent.name: Member()}
         for problem in _text_problems(path.parent, manifest, members):
             raise ManifestError(f"{path}: {problem}")
@@ -160,6 +165,23 @@ def _with_kind(data: Any) -> Any:  # noqa: ANN401  # any YAML value
     entry = data.get("entry") if isinstance(data, dict) else None
     if isinstance(entry, dict) and "kind" not in entry:
         entry["kind"] = "torch" if "sources" in entry else "python" if "target" in entry else "cuda"
+    return data
+
+
+def _with_claims(data: Any) -> Any:  # noqa: ANN401  # any YAML value
+    """Return the file's data with the keys of `supports` that have no field in `Supports` moved into `more`.
+
+    Raises `ValueError` for a value that is not allowed.
+    """
+    members = data.get("variants") if isinstance(data, dict) else None
+    for owner in (data, *(members.values() if isinstance(members, dict) else ())):
+        if isinstance(owner, dict) and isinstance(supports := owner.get("supports"), dict):
+            claims = {part.supports: part for part in parts.claimed_parts() if part.supports not in FIELDS}
+            more = [(key, claims[key].read_claim(value)) for key, value in supports.items() if key in claims]
+            if MORE in supports:  # no key of a manifest
+                raise ValueError(f"unknown key {MORE!r} in supports (allowed: {', '.join(_keys_of(Supports))})")
+            plain = {key: value for key, value in supports.items() if key not in claims}
+            owner["supports"] = {**plain, **({MORE: more} if more else {})}
     return data
 
 
@@ -259,7 +281,7 @@ def _explain(problem: str, data: Any) -> str:  # noqa: ANN401  # any YAML value
     text = re.sub(r" - at (?:`key` in )?`[^`]+`", "", problem)
     key = where.removeprefix("$").lstrip(".") or "the manifest"
     if unknown := re.search(r"unknown field `([^`]+)`", problem):
-        known = (struct.__struct_fields__ for pattern, struct in _STRUCTS if re.fullmatch(pattern, where))
+        known = (_keys_of(struct) for pattern, struct in _STRUCTS if re.fullmatch(pattern, where))
         allowed = next(known, ())
         return f"unknown key {unknown[1]!r} in {key}{suggestion(unknown[1], allowed)} (allowed: {', '.join(allowed)})"
     if missing := re.search(r"missing required field `([^`]+)`", problem):
@@ -270,6 +292,14 @@ def _explain(problem: str, data: Any) -> str:  # noqa: ANN401  # any YAML value
             f"{key} is {invalid[1]}; allowed: {', '.join(_allowed_values(where)) or 'see docs/variants.md'}{constants}"
         )
     return wrong_type(text, where, data)
+
+
+def _keys_of(struct: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The keys of a struct, as a manifest may have them."""
+    if struct is not Supports:
+        return struct.__struct_fields__
+    more = (part.supports for part in parts.claimed_parts() if part.supports not in FIELDS)
+    return (*(field for field in FIELDS if field != MORE), *more)
 
 
 def _allowed_values(where: str) -> list[str]:

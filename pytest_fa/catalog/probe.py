@@ -7,9 +7,12 @@ so the self-test also covers the checks of probes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from pytest_fa.catalog.case import Case, Computes, parse_case
+from pytest_fa.attention import parts
+from pytest_fa.attention.part import Part, shown
+from pytest_fa.attention.scores import Computes
+from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.variant import Role, Variant
 from pytest_fa.errors import UsageProblem
 
@@ -60,8 +63,9 @@ def _problems(variant: Variant) -> Iterator[str]:
 def _score_problems(variant: Variant) -> Iterator[str]:
     """Scores are one product that is rounded once: they have no mask, no P, one policy, and at least one key."""
     supports = variant.supports
+    plain = [(f"supports.{part.supports}", part.supported(supports), part.claims[:1]) for part in _masks()]
     for key, value, required in (
-        ("supports.causal", supports.causal, ("none",)),
+        *plain,
         ("rounds", variant.rounds, ()),
         ("tolerance", variant.tolerance, "same_precision"),
     ):
@@ -71,5 +75,10 @@ def _score_problems(variant: Variant) -> Iterator[str]:
         yield f"supports.seq_k_min is {supports.seq_k_min}, but computes is 'scores'; it must be at least 1"
 
 
-def _shown(value: str | tuple[str, ...]) -> str:
-    return value if isinstance(value, str) else f"[{', '.join(value)}]"
+def _masks() -> list[Part]:
+    """The parts of attention that scores do not have."""
+    return [part for part in parts.claimed_parts() if part.is_after_scores]
+
+
+def _shown(value: str | Sequence[object]) -> str:
+    return value if isinstance(value, str) else f"[{', '.join(map(shown, value))}]"

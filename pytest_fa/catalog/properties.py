@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.claims import FEWER, HEADS, KV_HEADS, claims_of, covering, least_lengths
+from pytest_fa.attention import parts
+from pytest_fa.catalog.case import Case, plain_case
+from pytest_fa.catalog.claims import FEWER, claims_of, covering, least_lengths
 from pytest_fa.catalog.variant import Device, Variant
 
 # Name to promise.  `judge.properties` has the code; docs/correctness.md repeats the texts.
@@ -66,20 +67,12 @@ def property_case(variant: Variant, sequence: int = SEQUENCE) -> Case:
     supports = variant.supports
     seq_q, seq_k = least_lengths(variant, sequence)
     dtype, head_dim = min(variant.instantiations, key=lambda pair: pair[0] != "fp16")  # prefer fp16
-    return Case(
-        batch=2,
-        heads=3,
-        seq_q=seq_q,
-        head_dim=head_dim,
-        dtype=dtype,
-        causal="none" if "none" in supports.causal else supports.causal[0],
-        kv_heads=3,
-        seq_k=seq_k,
-        layout="bhsd" if "bhsd" in supports.layout else supports.layout[0],
-        seed=0,
-        computes=variant.computes,
-        fp8_out=supports.fp8_out_of(dtype),
-    )
+    case = plain_case(2, 3, seq_q, head_dim, dtype, seq_k=seq_k).computing(variant.computes)
+    case = case.with_fields({"fp8_out": supports.fp8_out_of(dtype)})
+    for part in parts.claimed_parts():
+        claims = part.supported(supports)
+        case = case.with_fields(part.fields_with(part.claims[0] if part.claims[0] in claims else claims[0], case.heads))
+    return case
 
 
 def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) -> Case:
@@ -93,20 +86,11 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
     if not claims:
         return case
     claim = claims[tuple(PROPERTIES).index(name) % len(claims)]
-    is_shifted = claim.causal == "bottom_right"
-    seq_q, seq_k = least_lengths(variant, FEWER if is_shifted else SEQUENCE, SEQUENCE)
-    return msgspec.structs.replace(
-        case,
-        dtype=claim.dtype,
-        fp8_out=supports.fp8_out_of(claim.dtype),
-        head_dim=claim.head_dim,
-        causal=claim.causal,
-        heads=HEADS if claim.is_grouped else case.heads,
-        kv_heads=KV_HEADS if claim.is_grouped else case.heads,
-        seq_q=seq_q,
-        seq_k=seq_k,
-        layout="bhsd" if name in NEEDS_BHSD and "bhsd" in supports.layout else claim.layout,
-    )
+    seq_q, seq_k = least_lengths(variant, FEWER if claim.needs_two_lengths else SEQUENCE, SEQUENCE)
+    sized = msgspec.structs.replace(case, seq_q=seq_q, seq_k=seq_k)
+    changed = claim.applied_to(sized).with_fields({"fp8_out": supports.fp8_out_of(claim.dtype)})
+    needs_bhsd = name in NEEDS_BHSD and "bhsd" in supports.layout
+    return changed.with_fields({"layout": "bhsd"}) if needs_bhsd else changed
 
 
 def sanitizer_case(variant: Variant) -> Case:

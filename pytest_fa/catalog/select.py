@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from pytest_fa.catalog.case import DTYPES, Case, parse_case
+from pytest_fa.attention.dtypes import DTYPES
+from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.grammar import define_problem
 from pytest_fa.catalog.suites import SUITES

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from pytest_fa.catalog.case import Case, Causal, Computes, Dtype, Layout, OutDtype
+from pytest_fa.attention import parts
+from pytest_fa.attention.causal import Causal
+from pytest_fa.attention.dtypes import Dtype
+from pytest_fa.attention.e4m3 import OutDtype
+from pytest_fa.attention.layout import Layout
+from pytest_fa.attention.scores import Computes
+from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.grammar import ARCH
 from pytest_fa.catalog.sweep_space import Sweep
 from pytest_fa.earlier import MANIFEST_KEYS, with_old_attributes
@@ -40,7 +47,8 @@ COMPANION_ROLES: tuple[Role, ...] = ("baseline", "overhead")
 class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The cases that a variant supports; all others are refused with a reason.
 
-    `fp8_out` lists the dtypes of the output for inputs in e4m3; for other inputs it has no meaning.
+    `fp8_out` lists the dtypes of the output for inputs in e4m3; for other inputs it has no meaning.  `more` has the
+    keys of the parts of attention without a field here, and the claimed values of each (`catalog.manifest` moves them).
     """
 
     dtype: Annotated[tuple[Dtype, ...], SOME] = ("fp16",)
@@ -53,13 +61,36 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seq_k_multiple_of: Annotated[int, msgspec.Meta(ge=1)] = 1
     seq_k_min: Count = 1
     fp8_out: Annotated[tuple[OutDtype, ...], SOME] = ("fp16",)
+    more: tuple[tuple[str, tuple[str | float | bool, ...]], ...] = ()
+
+    def values_of(self, key: str, default: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The values of a key; `default` if it is no field and the manifest does not have it."""
+        values: tuple[Any, ...] = (
+            getattr(self, key) if key in self.__struct_fields__ else dict(self.more).get(key, default)
+        )
+        return values
+
+    def for_case(self, case: Case) -> Supports:
+        """The same with the dtype, the head_dim and the parts of attention of a case."""
+        claims = {part.supports: part.claim_for(case) for part in parts.claimed_parts()}
+        fields = {key: claim for key, claim in claims.items() if key in self.__struct_fields__}
+        more = tuple((key, claim) for key, claim in claims.items() if key not in fields)
+        return msgspec.structs.replace(self, dtype=(case.dtype,), head_dim=(case.head_dim,), **fields, more=more)
 
     def fp8_out_of(self, dtype: str) -> OutDtype:
         """Return `Case.fp8_out` of a supported case of this dtype."""
         return self.fp8_out[0] if dtype == "e4m3" else "fp16"
 
 
-Returns = Literal["out", "lse"]  # lse: the log-sum-exp of each row
+OUTPUTS = ("out", *parts.outputs())
+# What a kernel may write or return, and the words of `entry.call`: those of the parts of attention are among them.
+WORDS = ("q", "k", "v", *OUTPUTS, "scale", *parts.words())
+if TYPE_CHECKING:
+    Returns = str
+    Word = str
+else:
+    Returns = Literal[OUTPUTS]
+    Word = Literal[WORDS]
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,19 +99,17 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     constant: str
 
 
-DESCALES = ("q_descale", "k_descale", "v_descale")
-Word = Literal["q", "k", "v", "out", "lse", "scale", "causal", "q_descale", "k_descale", "v_descale"]
 Argument = Word | int | float | bool | Constant | None
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to call a function whose signature is not that of `fa_forward`.
 
-    `arguments` and `keywords` hold constants and the words q, k, v, out, lse, scale, causal (passed as true or false),
-    and for e4m3 q_descale, k_descale and v_descale.  `layout` is the order of the tensors' axes; with `contiguous`, the
+    `arguments` and `keywords` hold constants and the words q, k, v, out and scale, and those of the parts of attention.
+    `layout` is the order of the tensors' axes; with `contiguous`, the
     function takes only contiguous tensors.  If `out` is not passed, the function returns its output: one tensor, or a
-    tuple whose item number `returns` is the output.  As a list, `returns` names the items of the tuple: out, lse, or
-    null for others.
+    tuple whose item number `returns` is the output.  As a list, `returns` names the items of the tuple, or has null for
+    those that are no output.
     """
 
     arguments: tuple[Argument, ...] = ("q", "k", "v")
@@ -94,7 +123,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return word in (*self.arguments, *self.keywords.values())
 
     def place_of(self, word: Returns) -> int | None:
-        """Return the index of the output or the log-sum-exp in what the function returns; None if it is not there."""
+        """Return the index of an output in what the function returns; None if it is not there."""
         if isinstance(self.returns, tuple):
             return self.returns.index(word) if word in self.returns else None
         return self.returns if word == "out" else None
@@ -160,8 +189,8 @@ class Variant(msgspec.Struct, frozen=True):
     `omits` names the phase that an ablation omits.  `computes` is attention or scores.  `cases` are a probe's own
     shapes, with seed 0, which replace those of a suite.  `any_arch` is True if the manifest names no architectures:
     then `--fa-arch` may select others than `arch`.  `optional` is True for a baseline that runs only if it is named,
-    because it needs a package that most machines lack.  `returns` has `lse` if the kernel also writes or returns the
-    log-sum-exp of each row.  `sweep` says which values of its defines a sweep tries.
+    because it needs a package that most machines lack.  `returns` lists the outputs that the kernel writes or returns,
+    `out` and those of parts of attention.  `sweep` says which values of its defines a sweep tries.
     """
 
     name: str
@@ -196,8 +225,8 @@ class Variant(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> tuple[str, ...]:
-        """The keywords besides scale and causal that a function without `entry.call` gets."""
-        return (*self.returns, *(DESCALES if "e4m3" in self.supports.dtype else ()))
+        """The keywords besides those of every call that a function without `entry.call` gets."""
+        return (*self.returns, *(word for part in parts.PARTS for word in part.passed_by(self)))
 
     @property
     def is_built(self) -> bool:
@@ -230,30 +259,45 @@ class Variant(msgspec.Struct, frozen=True):
             return f"{self.name} does not support {case.shape_id}: {reason}"
         return None
 
-    def _refusals(self, case: Case):  # type: ignore[no-untyped-def]  # noqa: ANN202  # yields sentences
+    def _refusals(self, case: Case) -> Iterator[str]:
+        """Yield a sentence for each reason."""
         supports = self.supports
         if not self.can_compute(case):
             yield f"it computes {self.computes}, the case requires {case.computes}"
         is_overhead = self.role == "overhead"  # it reads no tensor, so any head_dim fits
-        for field in ("dtype", "causal", "layout", *(() if is_overhead else ("head_dim",))):
-            value, allowed = getattr(case, field), getattr(supports, field)
-            if value not in allowed:
-                listed = ", ".join(map(str, allowed))
-                remedy = "" if self.role in COMPANION_ROLES else f" (extend supports.{field} if the kernel can)"
-                yield f"{field} is {value}, supports {listed}{remedy}"
+        yield from self._refused_value("dtype", case)
+        yield from self._refused_parts(case, is_first=True)
+        if not is_overhead:
+            yield from self._refused_value("head_dim", case)
         if case.dtype == "e4m3" and not is_overhead and case.fp8_out not in supports.fp8_out:
             yield f"the output is {case.fp8_out}, supports.fp8_out is {', '.join(supports.fp8_out)}"
         if not is_overhead and (case.dtype, case.head_dim) not in self.instantiations:
             built = ", ".join(f"{dtype}-d{dim}" for dtype, dim in self.instantiations)
             yield f"no instantiation {case.dtype}-d{case.head_dim}, compiled are {built}"
-        if case.kv_heads != case.heads and not supports.grouped_heads:
-            yield f"kv_heads is {case.kv_heads} for {case.heads} heads, supports equal numbers (grouped_heads: false)"
+        yield from self._refused_parts(case, is_first=False)
         for field in ("seq_q", "seq_k"):
             multiple = getattr(supports, f"{field}_multiple_of")
             if getattr(case, field) % multiple:
                 yield f"{field} is {getattr(case, field)}, supports multiples of {multiple}"
         if case.seq_k < supports.seq_k_min:
             yield f"seq_k is {case.seq_k}, supports {supports.seq_k_min} and more"
+
+    def _refused_value(self, field: Literal["dtype", "head_dim"], case: Case) -> Iterator[str]:
+        value, allowed = getattr(case, field), getattr(self.supports, field)
+        if value not in allowed:
+            yield f"{field} is {value}, supports {', '.join(map(str, allowed))}{self._remedy(field)}"
+
+    def _refused_parts(self, case: Case, *, is_first: bool) -> Iterator[str]:
+        """What parts of attention it does not support; the role `overhead` fits any without a field in `supports`."""
+        for part in parts.claimed_parts():
+            is_free = self.role == "overhead" and part.supports not in self.supports.__struct_fields__
+            if (part.claim_order == 0) is is_first and not is_free:
+                refusal = part.refusal(case, self.supports, self._remedy(part.supports))
+                yield from () if refusal is None else (refusal,)
+
+    def _remedy(self, key: str) -> str:
+        """What to write if the kernel can compute the case."""
+        return "" if self.role in COMPANION_ROLES else f" (extend supports.{key} if the kernel can)"
 
 
 class BrokenVariant(msgspec.Struct, frozen=True):

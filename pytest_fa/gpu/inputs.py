@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import torch
 
-from pytest_fa.catalog.case import Case, Computes
-from pytest_fa.gpu.quantised import E4M3, Descales, dequantised, quantise, with_special_heads
+from pytest_fa.attention import parts
+from pytest_fa.attention.arguments import Arguments
+from pytest_fa.attention.dtypes import FORMATS
+from pytest_fa.attention.e4m3 import DESCALES
+from pytest_fa.attention.layout import stored
+from pytest_fa.attention.scores import Computes
+from pytest_fa.catalog.case import Case
+from pytest_fa.gpu.quantised import E4M3, Descales, dequantised, descales_of, quantise, with_special_heads
 
-TORCH_DTYPES: dict[str, torch.dtype] = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-    "e4m3": E4M3,
-}
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each.torch_name) for name, each in FORMATS.items()}
 # The input in which the output is linear: negating it negates the output, and a NaN in it reaches the output.
 LINEAR_IN: dict[Computes, str] = {"attention": "v", "scores": "k"}
 
@@ -25,42 +27,50 @@ _POISON_BITS = {torch.float16: 0x7D9B, torch.bfloat16: 0x7F9B, torch.float32: 0x
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by element size in bytes
 
 
-class Arguments(NamedTuple):
-    """The five arguments that every call has."""
-
-    q: torch.Tensor  # [batch, heads, seq_q, head_dim]
-    k: torch.Tensor  # [batch, kv_heads, seq_k, head_dim]
-    v: torch.Tensor  # [batch, kv_heads, seq_k, head_dim]
-    scale: float
-    causal: str  # none | top_left | bottom_right
+NOTHING: Mapping[str, torch.Tensor] = MappingProxyType({})
 
 
-class Inputs(Arguments):  # what only e4m3 has are attributes
+class Inputs(Arguments):  # what only some calls have are attributes
     """The arguments of one call.  The order of the dimensions is the same for every layout in memory.
 
-    Only e4m3 tensors have `descales`.  `out_dtype` is the output's dtype where it is not that of q.  As a tuple, the
-    inputs are `q, k, v, scale, causal`.
+    Only e4m3 tensors have `descales`.  `out_dtype` is the output's dtype where it is not that of q.  `more` are the
+    words of the parts of attention that are no argument of every call.  As a tuple, the inputs are those arguments.
     """
 
     descales: Descales | None
     out_dtype: torch.dtype | None
+    more: Mapping[str, Any]
 
     def __new__(  # noqa: D102
+        cls,
+        *arguments: Any,  # noqa: ANN401  # those of `Arguments`
+        descales: Descales | None = None,
+        out_dtype: torch.dtype | None = None,
+        more: Mapping[str, Any] | None = None,
+        **named: Any,  # noqa: ANN401  # those of `Arguments`
+    ) -> Self:
+        inputs = super().__new__(cls, *arguments, **named)
+        inputs.descales, inputs.out_dtype, inputs.more = descales, out_dtype, more or {}
+        return inputs
+
+    @classmethod
+    def of_call(
         cls,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
         scale: float,
-        causal: str,
-        descales: Descales | None = None,
         out_dtype: torch.dtype | None = None,
+        **words: Any,  # noqa: ANN401  # values and descales
     ) -> Self:
-        inputs = super().__new__(cls, q, k, v, scale, causal)
-        inputs.descales, inputs.out_dtype = descales, out_dtype
-        return inputs
+        """The inputs with these words of parts of attention, descales among them; a word of None is none."""
+        descales = descales_of(*(words.pop(name, None) for name in DESCALES))
+        always = {name: words.pop(name, parts.words()[name].plain_argument(name)) for name in parts.always_passed()}
+        more = {name: value for name, value in words.items() if value is not None}
+        return cls(q, k, v, scale, **always, descales=descales, out_dtype=out_dtype, more=more)
 
     def _replace(self, **changes: Any) -> Inputs:  # noqa: ANN401  # also of the attributes
-        fields = {**self._asdict(), "descales": self.descales, "out_dtype": self.out_dtype}
+        fields = {**self._asdict(), "descales": self.descales, "out_dtype": self.out_dtype, "more": self.more}
         return Inputs(**{**fields, **changes})
 
     @property
@@ -71,13 +81,26 @@ class Inputs(Arguments):  # what only e4m3 has are attributes
     @property
     def keywords(self) -> dict[str, Any]:
         """The keyword arguments of a call, without the output."""
-        keywords: dict[str, Any] = {"scale": self.scale, "causal": self.causal}
-        return keywords | descale_keywords(self.descales)
+        return {"scale": self.scale, **self.words, **self.tensors}
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """The words of the parts of attention, each with its value, besides tensors."""
+        return {**{name: getattr(self, name) for name in parts.always_passed()}, **self.more}
+
+    def word(self, name: str) -> Any:  # noqa: ANN401  # of the word's type
+        """The value of a word of any part of attention; None if the call does not have it."""
+        return self.words.get(name)
 
     @property
     def parts(self) -> dict[str, torch.Tensor]:
         """The tensors by name: q, k and v, and the descales if there are some."""
-        return {"q": self.q, "k": self.k, "v": self.v, **descale_keywords(self.descales)}
+        return {"q": self.q, "k": self.k, "v": self.v, **self.tensors}
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors besides q, k and v by name: the descales, if there are some."""
+        return descale_keywords(self.descales)
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
         """The same call with `function` of q, k and v; the descales stay."""
@@ -97,27 +120,31 @@ class Inputs(Arguments):  # what only e4m3 has are attributes
 
 
 class Output(NamedTuple):
-    """What one call writes.  `lse` is None for a variant that returns no log-sum-exp."""
+    """What one call writes.  `more` has its further outputs by the names of the parts of attention that have one."""
 
     out: torch.Tensor  # [batch, heads, seq_q, head_dim or seq_k]
-    lse: torch.Tensor | None = None  # [batch, heads, seq_q] float32
+    more: Mapping[str, torch.Tensor] = NOTHING  # [batch, heads, seq_q] float32 each
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that there are."""
-        return (self.out,) if self.lse is None else (self.out, self.lse)
+        """All outputs."""
+        return (self.out, *self.more.values())
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Output:
+        """`function` of each output."""
+        return Output(function(self.out), {name: function(tensor) for name, tensor in self.more.items()})
 
     def clone(self) -> Output:
         """A private copy."""
-        return Output(*(tensor.clone() for tensor in self.tensors))
+        return self.map(torch.clone)
 
     def of_heads(self, heads: list[int]) -> Output:
         """The part of some heads."""
-        return Output(*(tensor[:, heads] for tensor in self.tensors))
+        return self.map(lambda tensor: tensor[:, heads])
 
     def poison(self) -> Output:
         """The same tensors, full of NaN."""
-        return Output(*(poison(tensor) for tensor in self.tensors))
+        return self.map(poison)
 
     def differs(self, other: Output) -> int:
         """The number of elements whose bits differ from those of another output."""
@@ -131,11 +158,12 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
     query_shape = (case.batch, case.heads, case.seq_q, case.head_dim)
     key_shape = (case.batch, case.kv_heads, case.seq_k, case.head_dim)
     q, k, v = (_draw(shape, case, generator) for shape in (query_shape, key_shape, key_shape))
+    words = parts.arguments_of(case)
     if case.dtype != "e4m3":
-        return Inputs(q, k, v, case.scale, case.causal).map(lambda tensor: tensor.to(device))
+        return Inputs.of_call(q, k, v, case.scale, **words).map(lambda tensor: tensor.to(device))
     q, k, v = with_special_heads(q, k, v, case.data)
-    quantised = Inputs(q, k, v, case.scale, case.causal, None, TORCH_DTYPES[case.out_dtype]).quantised()
-    placed = quantised.map(lambda tensor: _in_layout(tensor, case).to(device))
+    quantised = Inputs.of_call(q, k, v, case.scale, TORCH_DTYPES[case.out_dtype], **words).quantised()
+    placed = quantised.map(lambda tensor: stored(tensor, case.layout).to(device))
     return placed._replace(descales=quantised.descales and quantised.descales.map(lambda descale: descale.to(device)))
 
 
@@ -148,7 +176,7 @@ def clone(inputs: Inputs) -> Inputs:
 
 def descale_keywords(descales: Descales | None) -> dict[str, torch.Tensor]:
     """The keyword arguments for descales; none if there are none."""
-    return {} if descales is None else dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
+    return {} if descales is None else dict(zip(DESCALES, descales, strict=True))
 
 
 def empty_output(
@@ -172,9 +200,14 @@ def poisoned_output(inputs: Inputs, computes: Computes = "attention") -> torch.T
     return poison(empty_output(inputs.q, inputs.k, computes, inputs.output_dtype))
 
 
-def poisoned_lse(inputs: Inputs) -> torch.Tensor:
-    """A log-sum-exp, [batch, heads, seq_q] float32, filled with NaN."""
-    return poison(inputs.q.new_empty(inputs.q.shape[:3], dtype=torch.float32))
+def poisoned_rows(inputs: Inputs) -> torch.Tensor:
+    """A further output, [batch, heads, seq_q] float32, filled with NaN."""
+    return poison(empty_rows(inputs.q))
+
+
+def empty_rows(q: torch.Tensor) -> torch.Tensor:
+    """An uninitialized further output for q, [batch, heads, seq_q, head_dim]: a number for each row."""
+    return q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def poison(out: torch.Tensor) -> torch.Tensor:
@@ -200,9 +233,4 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
 def _draw(shape: tuple[int, int, int, int], case: Case, generator: torch.Generator) -> torch.Tensor:
     """N(0, 1) in the case's dtype and layout; for e4m3, which the caller quantises, in float32."""
     data = torch.randn(shape, generator=generator, dtype=torch.float32)
-    return data if case.dtype == "e4m3" else _in_layout(data.to(TORCH_DTYPES[case.dtype]), case)
-
-
-def _in_layout(tensor: torch.Tensor, case: Case) -> torch.Tensor:
-    """The tensor, [batch, heads, seq, head_dim], stored in the order of the case's layout."""
-    return tensor.transpose(1, 2).contiguous().transpose(1, 2) if case.layout == "bshd" else tensor
+    return data if case.dtype == "e4m3" else stored(data.to(TORCH_DTYPES[case.dtype]), case.layout)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_fa.catalog.case import Data
+from pytest_fa.attention.e4m3 import Data
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = 448.0

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
+from pytest_fa.attention import parts
+from pytest_fa.attention.scores import Computes
 from pytest_fa.candidate.agent import Opening, load_variant
 from pytest_fa.candidate.forward import Forward
-from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.errors import FaError, Tampering
 from pytest_fa.gpu.device import synchronize
 from pytest_fa.gpu.guards import Workspaces
-from pytest_fa.gpu.inputs import Inputs
-from pytest_fa.gpu.quantised import descales_of
+from pytest_fa.gpu.inputs import NOTHING, Inputs
 from pytest_fa.gpu.shared_memory import (
     NoSharedMemory,
     map_on_gpu,
@@ -222,25 +222,22 @@ class Candidate:
 
     # -- calls on the judge's own tensors -----------------------------------------------------------------------------
 
-    def __call__(  # noqa: PLR0913  # one argument for each tensor
+    def __call__(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
         *,
         scale: float,
-        causal: str = "none",
         out: torch.Tensor | None = None,
-        lse: torch.Tensor | None = None,
-        q_descale: torch.Tensor | None = None,
-        k_descale: torch.Tensor | None = None,
-        v_descale: torch.Tensor | None = None,
+        **words: Any,  # noqa: ANN401  # values, tensors and further outputs
     ) -> torch.Tensor:
         """Make one call and wait for it; `Forward` says the rest."""
         if out is None:
             raise FaError("a call of a candidate needs an output")
-        descales = descales_of(q_descale, k_descale, v_descale)
-        self.call(Inputs(q, k, v, scale, causal, descales, out.dtype), out, lse=lse)
+        outputs = {name: words.pop(name, None) for name in parts.outputs()}
+        more = {name: tensor for name, tensor in outputs.items() if tensor is not None}
+        self.call(Inputs.of_call(q, k, v, scale, out.dtype, **words), out, more=more)
         return out
 
     def call(
@@ -249,22 +246,22 @@ class Candidate:
         out: torch.Tensor,
         before: tuple[Disturbance, ...] = (),
         range_name: str | None = None,
-        lse: torch.Tensor | None = None,  # [batch, heads, seq_q] float32
+        more: Mapping[str, torch.Tensor] = NOTHING,  # further outputs
     ) -> None:
         """Make one call and wait for it.  Afterwards `out`, and whatever else it wrote, is in the judge's tensors."""
-        self._with_call(inputs, out, lambda views: self.ask(MakeCall(views, before, range_name)), lse)
+        self._with_call(inputs, out, lambda views: self.ask(MakeCall(views, before, range_name)), more)
 
     def repeat(
         self,
         inputs: Inputs,
         outs: torch.Tensor,  # [calls, batch, heads, seq_q, head_dim or seq_k], in memory from `lending.allocate`
         before: tuple[tuple[Disturbance, ...], ...],
-        lses: torch.Tensor | None = None,  # [calls, batch, heads, seq_q] float32, in such memory, too
+        more: Mapping[str, torch.Tensor] = NOTHING,  # further outputs, [calls, ...], in such memory, too
     ) -> None:
         """Make one call for each output, and wait for them."""
         count, step = len(outs), outs.stride(0)
-        first, lse_step = (None, 0) if lses is None else (lses[0], lses.stride(0))
-        self._with_call(inputs, outs[0], lambda call: self.ask(Repeat(call, count, step, before, lse_step)), first)
+        first, steps = {name: each[0] for name, each in more.items()}, {name: x.stride(0) for name, x in more.items()}
+        self._with_call(inputs, outs[0], lambda call: self.ask(Repeat(call, count, step, before, steps)), first)
 
     def operators_of(self, inputs: Inputs, out: torch.Tensor) -> tuple[str, ...]:
         """Make one call and return the names of torch's operators that ran in it."""
@@ -292,17 +289,17 @@ class Candidate:
         inputs: Inputs,
         out: torch.Tensor,
         allocate: Callable[[int], torch.Tensor] | None = None,
-        lse: torch.Tensor | None = None,  # [batch, heads, seq_q] float32
+        more: Mapping[str, torch.Tensor] = NOTHING,  # further outputs
     ) -> CallViews:
         """The views of a call's arguments, with a workspace if the variant needs one.
 
         `allocate` makes a workspace of a size in bytes; without it, each call has a new one, or a guarded one.
         """
-        wanted, descales = [] if lse is None else [lse], inputs.descales or ()
-        q, k, v, output, *more = self.lending.lend((inputs.q, inputs.k, inputs.v, out, *descales, *wanted))
-        lent_descales = (more[0], more[1], more[2]) if descales else None
-        lent_lse = more[-1] if wanted else None
-        views = CallViews(q, k, v, output, inputs.scale, inputs.causal, None, lent_lse, lent_descales)
+        tensors = inputs.tensors
+        q, k, v, output, *others = self.lending.lend((*inputs[:3], out, *tensors.values(), *more.values()))
+        of_tensors = dict(zip(tensors, others, strict=False))
+        of_outputs = dict(zip(more, others[len(tensors) :], strict=True))
+        views = CallViews(q, k, v, output, inputs.scale, inputs.words, None, of_tensors, of_outputs)
         size = self.ask(WorkspaceBytes(views)).size_bytes
         if not size:
             return views
@@ -334,11 +331,11 @@ class Candidate:
         inputs: Inputs,
         out: torch.Tensor,
         use: Callable[[CallViews], object],
-        lse: torch.Tensor | None = None,
+        more: Mapping[str, torch.Tensor] = NOTHING,
     ) -> None:
         self.before_launch()
         try:
-            use(self.views_of(inputs, out, lse=lse))
+            use(self.views_of(inputs, out, more=more))
         finally:
             self.lending.take_back()
 

@@ -6,10 +6,11 @@ from typing import Self
 
 import torch
 
-from pytest_fa.catalog.case import Case, Computes
+from pytest_fa.attention.scores import Computes
+from pytest_fa.catalog.case import Case
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.guards import guard, guard_output
-from pytest_fa.gpu.inputs import Inputs, bits_of, clone, make_inputs, poison, poisoned_lse, poisoned_output
+from pytest_fa.gpu.inputs import Inputs, Output, bits_of, clone, make_inputs, poison, poisoned_output, poisoned_rows
 from pytest_fa.gpu.quantised import Descales
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.wire.commands import Disturbance
@@ -18,28 +19,27 @@ from pytest_fa.wire.commands import Disturbance
 class CheckedLaunch:
     """Calls a candidate on guarded copies of a case's inputs.
 
-    Before each call, the shared memory of the GPU, the output and the workspaces are filled with NaN.  With
-    `wants_lse`, the log-sum-exp is requested in each call, and filled with NaN as well.
+    Before each call, the shared memory of the GPU, the outputs and the workspaces are filled with NaN.  The further
+    outputs in `more` are requested in each call.
     """
 
     def __init__(
-        self, candidate: Candidate, inputs: Inputs, computes: Computes = "attention", *, wants_lse: bool = False
+        self, candidate: Candidate, inputs: Inputs, computes: Computes = "attention", more: tuple[str, ...] = ()
     ) -> None:
         self.candidate = candidate
         self.original_inputs = clone(inputs)  # no call sees these
         self._guarded = {name: guard(tensor) for name, tensor in inputs.parts.items()}
         self._guarded["out"] = guard_output(poisoned_output(inputs, computes))
-        self.lse_buffer: torch.Tensor | None = None  # [batch, heads, seq_q] float32, which every call writes
-        if wants_lse:
-            self._guarded["lse"] = guard_output(poisoned_lse(inputs).flatten())
-            self.lse_buffer = self._guarded["lse"].tensor.view(inputs.q.shape[:3])
+        self._guarded |= {name: guard_output(poisoned_rows(inputs).flatten()) for name in more}
+        # Which every call writes, too, [batch, heads, seq_q] float32 each.
+        self.more_buffers = {name: self._guarded[name].tensor.view(inputs.q.shape[:3]) for name in more}
         q, k, v, *descales = (self._guarded[name].tensor for name in inputs.parts)
         self.inputs = inputs._replace(q=q, k=k, v=v, descales=Descales(*descales) if descales else None)
 
     @classmethod
-    def of_case(cls, candidate: Candidate, case: Case, device: torch.device, *, wants_lse: bool) -> Self:
+    def of_case(cls, candidate: Candidate, case: Case, device: torch.device, more: tuple[str, ...]) -> Self:
         """A launch on the inputs of a case."""
-        return cls(candidate, make_inputs(case, device), case.computes, wants_lse=wants_lse)
+        return cls(candidate, make_inputs(case, device), case.computes, more)
 
     @property
     def why_no_smem_poison(self) -> str | None:
@@ -56,10 +56,10 @@ class CheckedLaunch:
 
         Raises what the variant raises, and `DeviceLost` for an error on the device.
         """
-        for buffer in (self.out_buffer, *([] if self.lse_buffer is None else [self.lse_buffer])):
+        for buffer in (self.out_buffer, *self.more_buffers.values()):
             poison(buffer)
         with self.candidate.workspaces.guarded():
-            self.candidate.call(self.inputs, self.out_buffer, ("poison_smem",), range_name, self.lse_buffer)
+            self.candidate.call(self.inputs, self.out_buffer, ("poison_smem",), range_name, self.more_buffers)
         return self.out_buffer
 
     def operators(self) -> tuple[str, ...]:
@@ -68,13 +68,12 @@ class CheckedLaunch:
 
     def repeat(
         self,
-        outs: torch.Tensor,  # [calls, batch, heads, seq_q, head_dim or seq_k]
+        outs: Output,  # [calls, batch, heads, seq_q, head_dim or seq_k], and [calls, batch, heads, seq_q]
         before: tuple[tuple[Disturbance, ...], ...],
-        lses: torch.Tensor | None = None,  # [calls, batch, heads, seq_q]
     ) -> None:
         """Call the variant once for each output, which the candidate sees; `before` says what precedes each call."""
         with self.candidate.workspaces.guarded():
-            self.candidate.repeat(self.inputs, outs, before, lses)
+            self.candidate.repeat(self.inputs, outs.out, before, outs.more)
 
     def require_untouched(self) -> None:
         """Raise `WrongResult` if a call changed an input or wrote into a guard band."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from pytest_fa.catalog.case import Computes
+from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.error_location import location_text

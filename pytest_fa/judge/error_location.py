@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import torch
 
-from pytest_fa.catalog.case import AXES, Computes
+from pytest_fa.attention.scores import AXES, Computes
 from pytest_fa.records.checks import Index
 
 

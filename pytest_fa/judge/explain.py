@@ -22,11 +22,12 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_fa.catalog.case import AXES, Computes
+from pytest_fa.attention.mistake import Mistake
+from pytest_fa.attention.scores import AXES, Computes
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.key_ranges import likely_ranges
-from pytest_fa.judge.mistaken import Mistake, Predictor, Selection
+from pytest_fa.judge.mistaken import Predictor, Selection, scores_needed
 from pytest_fa.judge.mistakes import attention_mistakes
 from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.policies import rms, ulp
@@ -100,7 +101,7 @@ def explain_attention(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding
     for mistake in _candidates(wrong, predictor):
         if time.monotonic() > stop_at:
             return Explanation()
-        if mistake.scores_needed(inputs, fine) <= 2 * most and _may_explain(wrong, predictor, mistake, coarse):
+        if scores_needed(mistake, inputs, fine) <= 2 * most and _may_explain(wrong, predictor, mistake, coarse):
             results.append(MistakeResult(mistake.words, predictor.predict(mistake, fine)))
     explanation = _explanation(wrong, results, fine) or _row_factors(wrong, predictor, fine)
     return explanation or _undeclared_tf32(wrong, predictor, fine)

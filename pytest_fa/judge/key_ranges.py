@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
+from pytest_fa.attention.mistake import TILES, Mistake, Weigh, exponentials
 from pytest_fa.gpu.inputs import Inputs
-from pytest_fa.judge.mistaken import Mistake, Predictor, Selection, Weigh, exponentials
+from pytest_fa.judge.mistaken import Predictor, Selection
 
-TILES = (16, 32, 64, 128, 256)  # usual numbers of keys per tile
 SEARCH_ROWS = 8  # queries on which `likely_ranges` searches
 _STEP = TILES[0]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from pytest_fa.attention.mistake import Mistake
 from pytest_fa.gpu.inputs import Inputs
-from pytest_fa.judge.mistaken import Mistake
 
 Move = Callable[[torch.Tensor], torch.Tensor]
 OTHER_16_BIT = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}

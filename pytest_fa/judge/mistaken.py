@@ -4,41 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
+from pytest_fa.attention import parts
+from pytest_fa.attention.mistake import Mistake, Positions, exponentials
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.float32_error import UNIT, Float32Error
 from pytest_fa.judge.truth import Operands, Precision, Spread, Truth, truth_of_rows
-
-_LOWEST = torch.finfo(torch.float64).min  # replaces a maximum of -inf: exp(-inf - _LOWEST) = 0
-
-# scores [b, h, rows, keys] and hidden [rows, keys] -> P before the division [b, h, rows, keys], divisor [b, h, rows, 1]
-Weigh = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-class Mask(NamedTuple):
-    """The positions that a mask compares: queries [rows, 1] and keys [keys], and the sizes of the case."""
-
-    queries: torch.Tensor
-    keys: torch.Tensor
-    seq_q: int
-    seq_k: int
-
-    def shift(self, causal: str) -> int:
-        """The number of keys that query 0 sees besides key 0."""
-        return self.seq_k - self.seq_q if causal == "bottom_right" else 0
-
-    def hidden(self, causal: str, wider: int = 0) -> torch.Tensor:
-        """True where a key is hidden, [rows, keys]; each query sees `wider` keys too many."""
-        if causal == "none":
-            return torch.zeros(len(self.queries), len(self.keys), dtype=torch.bool, device=self.keys.device)
-        return self.keys > self.queries + self.shift(causal) + wider
-
-
-Hide = Callable[[Mask], torch.Tensor]  # the keys that each query does not see, [rows, keys]
 
 
 class Selection(NamedTuple):
@@ -71,51 +47,15 @@ class Selection(NamedTuple):
         return Truth(out, same_precision, truth.terms, row_size, spread, error)
 
 
-def softmax(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """P = exp(S - max) and its row sum: no mistake."""
-    p = exponentials(scores, hidden)
-    return p, p.sum(-1, keepdim=True)
-
-
-def exponentials(scores: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """exp(S - max), zero where a key is hidden."""
-    scores = scores.masked_fill(hidden, -math.inf)
-    return torch.exp(scores - scores.amax(-1, keepdim=True).clamp_min(_LOWEST))
-
-
-class Mistake(NamedTuple):
-    """One mistake: words for it, and how its output differs from attention.
-
-    `change` replaces inputs.  `hide` replaces the mask.  `weigh` replaces the softmax.  `arrange` moves or changes the
-    elements of the whole output, [batch, heads, seq_q, head_dim] or the axes that `change` made of them.
-    """
-
-    words: str
-    change: Callable[[Inputs], Inputs] | None = None
-    hide: Hide | None = None
-    weigh: Weigh = softmax
-    arrange: Callable[[torch.Tensor], torch.Tensor] | None = None
-    needs_all_queries: bool = False
-
-    @property
-    def moves_elements(self) -> bool:
-        """Whether it changes tensors: two directions of one transposition have equal words and unequal outputs."""
-        return self.arrange is not None or self.change is not None
-
-    @property
-    def is_arranged_truth(self) -> bool:
-        """Whether the output is the right one, only arranged in another way."""
-        return self.arrange is not None and self.change is None and self.hide is None and self.weigh is softmax
-
-    def scores_needed(self, inputs: Inputs, selection: Selection) -> int:
-        """The number of scores that `predict` computes."""
-        if self.is_arranged_truth:
-            return 0
-        if self.arrange is None:
-            queries = inputs.q.shape[2] if self.needs_all_queries else len(selection.queries)
-            return len(selection.batches) * len(selection.heads) * queries * inputs.k.shape[2]
-        changed = self.change(inputs) if self.change else inputs
-        return math.prod(changed.q.shape[:3]) * changed.k.shape[2]
+def scores_needed(mistake: Mistake, inputs: Inputs, selection: Selection) -> int:
+    """The number of scores that `Predictor.predict` computes."""
+    if mistake.is_arranged_truth:
+        return 0
+    if mistake.arrange is None:
+        queries = inputs.q.shape[2] if mistake.needs_all_queries else len(selection.queries)
+        return len(selection.batches) * len(selection.heads) * queries * inputs.k.shape[2]
+    changed = mistake.change(inputs) if mistake.change else inputs
+    return math.prod(changed.q.shape[:3]) * changed.k.shape[2]
 
 
 class Predictor(NamedTuple):
@@ -144,7 +84,8 @@ class Predictor(NamedTuple):
         inputs = self.inputs
         k = _of_heads(inputs.k, inputs.q, selection).double()
         scores = (selection.of(inputs.q).double() * inputs.scale) @ k.transpose(2, 3)
-        return exponentials(scores, self._hidden(inputs, Mistake(""), selection))
+        positions = self._positions(inputs, Mistake(""), selection)
+        return exponentials(parts.changed_scores(inputs, scores, positions), _hidden(inputs, Mistake(""), positions))
 
     @property
     def _precision(self) -> Precision:
@@ -153,14 +94,30 @@ class Predictor(NamedTuple):
     def _attend(self, inputs: Inputs, mistake: Mistake, selection: Selection) -> Truth:
         k, v = (_of_heads(tensor, inputs.q, selection).double() for tensor in (inputs.k, inputs.v))
         operands = Operands.of(k, v, inputs.scale, with_spread=self.truth.spread is not None)
-        hidden, precision = self._hidden(inputs, mistake, selection), self._precision
-        return truth_of_rows(selection.of(inputs.q), operands, lambda s: mistake.weigh(s, hidden), precision)
+        positions, precision = self._positions(inputs, mistake, selection), self._precision
+        hidden = _hidden(inputs, mistake, positions)
+        change = mistake.score or partial(parts.changed_scores, inputs)
 
-    def _hidden(self, inputs: Inputs, mistake: Mistake, selection: Selection) -> torch.Tensor:
+        def softmax(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return mistake.weigh(change(scores, positions), hidden)
+
+        return truth_of_rows(selection.of(inputs.q), operands, softmax, precision)
+
+    def _positions(self, inputs: Inputs, mistake: Mistake, selection: Selection) -> Positions:
         keys = torch.arange(inputs.k.shape[2], device=inputs.q.device)
         seq_k = (self.inputs if mistake.arrange is None else inputs).k.shape[2]  # without keys past the end
-        mask = Mask(selection.queries[:, None], keys, inputs.q.shape[2], seq_k)
-        return mistake.hide(mask) if mistake.hide else mask.hidden(inputs.causal)
+        return Positions(selection.queries[:, None], keys, inputs.q.shape[2], seq_k)
+
+
+def _hidden(inputs: Inputs, mistake: Mistake, positions: Positions) -> torch.Tensor:
+    """The keys that a wrong kernel hides, [rows, keys]."""
+    return mistake.hide(positions) if mistake.hide else all_hidden(inputs, positions)
+
+
+def all_hidden(inputs: Inputs, positions: Positions) -> torch.Tensor:
+    """The keys that the parts of attention hide, [rows, keys]."""
+    hidden = parts.hidden_keys(inputs, positions)
+    return positions.nothing_hidden if hidden is None else hidden
 
 
 def _of_heads(tensor: torch.Tensor, q: torch.Tensor, selection: Selection) -> torch.Tensor:

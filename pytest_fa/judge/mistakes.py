@@ -11,20 +11,21 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from pytest_fa.attention import parts
+from pytest_fa.attention.mistake import TILES, Mistake, Weigh, exponentials
 from pytest_fa.gpu.inputs import Inputs
-from pytest_fa.judge.key_ranges import TILES, key_range_mistake
+from pytest_fa.judge.key_ranges import key_range_mistake
 from pytest_fa.judge.memory_mistakes import memory_mistakes
-from pytest_fa.judge.mistaken import Hide, Mask, Mistake, Weigh, exponentials
+from pytest_fa.judge.mistaken import all_hidden
 
 LOG2_E = math.log2(math.e)
-LOOK_AT_MASK = "look at the comparison of key and query index"
 
 
 def attention_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     """Every known mistake that can change the output of a case."""
     yield from _key_mistakes(inputs)
     yield from _scale_mistakes(inputs)
-    yield from _mask_mistakes(inputs)
+    yield from parts.mistakes(inputs)
     yield from _softmax_mistakes(inputs)
     yield from _online_mistakes(inputs)
     yield from _head_mistakes(inputs)
@@ -57,7 +58,7 @@ def _key_mistakes(inputs: Inputs) -> Iterator[Mistake]:
 
 def _every_second_tile(tile: int, inputs: Inputs) -> Mistake:
     words = f"every second tile of {tile} keys is missing: look at the loop's step or the double buffer"
-    return Mistake(words, hide=lambda mask: mask.hidden(inputs.causal) | (mask.keys // tile % 2 == 1))
+    return Mistake(words, hide=lambda each: all_hidden(inputs, each) | (each.keys // tile % 2 == 1))
 
 
 def _padding_counted(padding: int) -> Mistake:
@@ -87,69 +88,6 @@ def _scale_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     for value, words in scales.items():
         if value != scale:
             yield Mistake(words, lambda inputs, value=value: inputs._replace(scale=value))  # type: ignore[misc]
-
-
-# -- mask -------------------------------------------------------------------------------------------------------------
-
-
-def _mask_mistakes(inputs: Inputs) -> Iterator[Mistake]:
-    causal, seq_q, keys = inputs.causal, inputs.q.shape[2], inputs.k.shape[2]
-    is_square = seq_q == keys
-    for wrong in ("none", "top_left", "bottom_right"):
-        if wrong != causal and not (wrong == "bottom_right" and is_square):
-            words = f"the mask is {wrong.replace('_', ' ')} where it should be {causal.replace('_', ' ')}"
-            yield Mistake(words, hide=lambda mask, wrong=wrong: mask.hidden(wrong))  # type: ignore[misc]
-    if causal != "none":
-        yield from _causal_mistakes(causal, keys)
-    if causal == "bottom_right" and seq_q > keys:
-        words = "queries that see no key get {}, not zero: look at the value of masked scores"
-        yield Mistake(words.format("the mean of V"), weigh=_mean_without_key)
-        yield Mistake(words.format("all keys"), weigh=_unmasked_without_key)
-
-
-def _causal_mistakes(causal: str, keys: int) -> Iterator[Mistake]:
-    def hide(words: str, rule: Hide) -> Mistake:
-        return Mistake(words, hide=rule)
-
-    yield hide(f"the causal mask is one key too wide: {LOOK_AT_MASK}", lambda mask: mask.hidden(causal, 1))
-    yield hide(f"the causal mask is one key too narrow: {LOOK_AT_MASK}", lambda mask: mask.hidden(causal, -1))
-    yield hide(
-        f"the causal mask hides the past, not the future: {LOOK_AT_MASK}",
-        lambda mask: mask.keys < mask.queries + mask.shift(causal),
-    )
-    for tile in (tile for tile in TILES if tile < keys):  # one tile of all keys: there is no mask, or no key
-        yield hide(f"the diagonal tile of {tile} keys is not masked: look at the mask", _to_tile_end(causal, tile, 1))
-        yield hide(f"the diagonal tile of {tile} keys is skipped: look at the last tile", _to_tile_end(causal, tile, 0))
-    yield Mistake("masked keys have a score of zero: mask with -inf, before the softmax", weigh=_masked_with_zero)
-    yield Mistake("masked keys are counted in the row sum: mask the scores, not P", weigh=_masked_after_softmax)
-
-
-def _to_tile_end(causal: str, tile: int, tiles: int) -> Hide:
-    """Each query sees the tiles before its diagonal tile, and `tiles` more."""
-
-    def hidden(mask: Mask) -> torch.Tensor:
-        return mask.keys >= ((mask.queries + mask.shift(causal)) // tile + tiles) * tile
-
-    return hidden
-
-
-def _masked_with_zero(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    p = exponentials(scores.masked_fill(hidden, 0.0), torch.zeros_like(hidden))
-    return p, p.sum(-1, keepdim=True)
-
-
-def _masked_after_softmax(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    p = exponentials(scores, torch.zeros_like(hidden))
-    return p.masked_fill(hidden, 0.0), p.sum(-1, keepdim=True)
-
-
-def _mean_without_key(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return _unmasked_without_key(scores.masked_fill(hidden.all(-1, keepdim=True), 0.0), hidden)
-
-
-def _unmasked_without_key(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    p = exponentials(scores, hidden & ~hidden.all(-1, keepdim=True))
-    return p, p.sum(-1, keepdim=True)
 
 
 # -- softmax ----------------------------------------------------------------------------------------------------------
@@ -234,11 +172,7 @@ def _running_maximum(scores: torch.Tensor, tile: int, backwards: bool) -> torch.
 
 def _head_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     """K and V of another head or batch."""
-    heads, kv_heads, batches = inputs.q.shape[1], inputs.k.shape[1], inputs.q.shape[0]
-    if kv_heads not in (1, heads):
-        order = torch.arange(heads, device=inputs.q.device) % kv_heads
-        words = "query heads are mapped to key heads modulo, not in groups: look at h % kv_heads"
-        yield Mistake(words, lambda inputs: inputs._replace(k=inputs.k[:, order], v=inputs.v[:, order]))
+    kv_heads, batches = inputs.k.shape[1], inputs.q.shape[0]
     for names in (("k", "v"), ("k",), ("v",)):
         subject = " and ".join(name.upper() for name in names)
         if kv_heads > 1:

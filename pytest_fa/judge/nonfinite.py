@@ -6,10 +6,12 @@ import math
 
 import torch
 
-from pytest_fa.catalog.case import Computes
+from pytest_fa.attention import parts
+from pytest_fa.attention.mistake import Positions
+from pytest_fa.attention.scores import Computes
 from pytest_fa.gpu.inputs import Inputs, is_poison
 from pytest_fa.judge.error_location import location_text
-from pytest_fa.judge.mistaken import Mask, Selection
+from pytest_fa.judge.mistaken import Selection, all_hidden
 
 MOST_SCORES = 2**22  # scores that are computed to find the rows that overflow
 # Rows whose logarithm is within this range of that of the largest number may overflow or not; below it, P V may.
@@ -50,12 +52,12 @@ def _reason(bad_rows: torch.Tensor, inputs: Inputs) -> str:
 
 def _without_key(inputs: Inputs) -> torch.Tensor:
     """The queries that see no key, [seq_q]."""
-    return _hidden(inputs, torch.arange(inputs.q.shape[2], device=inputs.q.device)).all(-1)
+    return all_hidden(inputs, _positions(inputs, torch.arange(inputs.q.shape[2], device=inputs.q.device))).all(-1)
 
 
-def _hidden(inputs: Inputs, queries: torch.Tensor) -> torch.Tensor:
+def _positions(inputs: Inputs, queries: torch.Tensor) -> Positions:
     keys = torch.arange(inputs.k.shape[2], device=queries.device)
-    return Mask(queries[:, None], keys, inputs.q.shape[2], inputs.k.shape[2]).hidden(inputs.causal)
+    return Positions(queries[:, None], keys, inputs.q.shape[2], inputs.k.shape[2])
 
 
 def _overflow(bad_rows: torch.Tensor, inputs: Inputs, dtype: torch.dtype) -> bool:
@@ -69,7 +71,8 @@ def _overflow(bad_rows: torch.Tensor, inputs: Inputs, dtype: torch.dtype) -> boo
     selection = Selection.all(inputs.q)._replace(queries=queries)
     k = inputs.k.repeat_interleave(heads // inputs.k.shape[1], 1).double()
     scores = (selection.of(inputs.q).double() * inputs.scale) @ k.transpose(2, 3)
-    scores = scores.masked_fill(_hidden(inputs, queries), -math.inf)
+    positions = _positions(inputs, queries)
+    scores = parts.changed_scores(inputs, scores, positions).masked_fill(all_hidden(inputs, positions), -math.inf)
     # The row sum is in float32, whatever P is rounded to.
     largest = scores.amax(-1) - math.log(torch.finfo(dtype).max)
     of_sum = scores.logsumexp(-1) - math.log(torch.finfo(torch.float32).max)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fa.catalog.case import Computes
+from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.policies import READS_SPREAD

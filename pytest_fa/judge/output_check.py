@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-import msgspec
 import torch
 
+from pytest_fa.attention.rows import RowTruth
 from pytest_fa.errors import WrongResult
 from pytest_fa.judge.error_location import element_index, first_index
-from pytest_fa.judge.log_sum_exp import LseTruth, check_lse
 from pytest_fa.judge.policies import POLICIES, Errors, rms
+from pytest_fa.judge.row_outputs import check_rows
 from pytest_fa.judge.truth import Truth
 from pytest_fa.records.checks import Check
 
@@ -44,11 +44,9 @@ def check_output(out: torch.Tensor, truth: Truth, policy: str) -> Check:
     )
 
 
-def with_lse(check: Check, lse: torch.Tensor, truth: LseTruth) -> Check:
-    """The verdict with the bound of the log-sum-exp, [batch, heads, seq_q] float32."""
-    bound, lse_check = check_lse(lse, truth)
-    passed = check.passed and bound.holds
-    return msgspec.structs.replace(check, passed=passed, bounds=(*check.bounds, bound), lse=lse_check)
+def with_rows(check: Check, output: str, rows: torch.Tensor, truth: RowTruth) -> Check:
+    """The verdict with the bound of a further output, [batch, heads, seq_q] float32."""
+    return check.with_rows(*check_rows(output, rows, truth))
 
 
 def limits(out: torch.Tensor, truth: Truth, policy: str) -> float | torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-from pytest_fa.catalog.case import Computes
+from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.gpu.inputs import Inputs

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import torch
 
+from pytest_fa.attention.scores import Computes
 from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
-from pytest_fa.catalog.case import Case, Computes
+from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Tolerance, tolerance_for
 from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.gpu.device import is_alive, open_device

@@ -11,10 +11,13 @@ The first stage that fails ends the run.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import msgspec
 import torch
 
+from pytest_fa.attention import parts
+from pytest_fa.attention.rows import RowTruth
 from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
 from pytest_fa.errors import DeviceLost, StoppedJudge, Tampering, WrongResult
 from pytest_fa.gpu.device import is_alive, open_device
@@ -29,13 +32,12 @@ from pytest_fa.judge.connection import CandidateLost
 from pytest_fa.judge.delegation import require_no_delegation
 from pytest_fa.judge.diagnosis import conclusion, diagnose
 from pytest_fa.judge.fingerprints import fingerprints
-from pytest_fa.judge.log_sum_exp import LseTruth
-from pytest_fa.judge.lse_mistakes import explain_lse
 from pytest_fa.judge.oracle import truth_of
-from pytest_fa.judge.output_check import check_output, require_finite, require_passed, with_lse
+from pytest_fa.judge.output_check import check_output, require_finite, require_passed, with_rows
 from pytest_fa.judge.own_work import require_own_work
 from pytest_fa.judge.properties import PROPERTIES
 from pytest_fa.judge.repeats import repeat, require_identical
+from pytest_fa.judge.row_outputs import explain_rows
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.judge.truth import Truth
 from pytest_fa.judge.truth_store import TruthStore
@@ -78,9 +80,9 @@ def run_case(
             meanwhile = warm_up_of(findings.truths, job.case, job.policy, device)
             candidate.open(job.variant, job.library, job.device, job.case.computes, meanwhile=meanwhile)
             findings.is_loaded = True
-            arguments, wants_lse = (candidate, job.case, device), "lse" in job.variant.returns
-            launch = findings.truths.with_memory(lambda: CheckedLaunch.of_case(*arguments, wants_lse=wants_lse))
-            findings.out, findings.lse = _first_output(job, launch)
+            arguments = (candidate, job.case, device, job.variant.returns[1:])
+            launch = findings.truths.with_memory(lambda: CheckedLaunch.of_case(*arguments))
+            findings.out, findings.more = _first_output(job, launch)
         if job.property_name:
             with stages("correct"):
                 _check_property(job, job.property_name, candidate, findings.truths)
@@ -142,10 +144,10 @@ class Findings:
 
     truths: TruthStore
     out: torch.Tensor | None = None  # [batch, heads, seq_q, head_dim or seq_k], the output that `check` describes
-    lse: torch.Tensor | None = None  # [batch, heads, seq_q], if the variant returns it
+    more: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # the further outputs that it returns
     inputs: Inputs | None = None  # of the call that wrote `out`
     truth: Truth | None = None
-    lse_truth: LseTruth | None = None
+    row_truths: Mapping[str, RowTruth] = dataclasses.field(default_factory=dict)  # of further outputs
     check: Check | None = None
     repeats: Repeats | None = None
     farthest: Output | None = None  # the repeated output that differs most from the first output
@@ -210,7 +212,7 @@ def _first_output(job: CaseJob, launch: CheckedLaunch) -> Output:
     """Make the job's warm-up calls, then return a copy of what the first call after them wrote."""
     for _ in range(job.warm_ups):
         launch.call_and_wait(f"warm_up-{job.slug}")
-    return Output(launch.call_and_wait(job.slug), launch.lse_buffer).clone()
+    return Output(launch.call_and_wait(job.slug), launch.more_buffers).clone()
 
 
 # -- sanity and correct -----------------------------------------------------------------------------------------------
@@ -225,8 +227,8 @@ def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stage
     stages.announce_work()
     data, rounds = launch.original_inputs, job.variant.rounds
     findings.truth = findings.truths.truth_of(job.case.computes, data, rounds, job.policy)
-    if findings.lse is not None:
-        findings.lse_truth = findings.truths.lse_truth_of(data, rounds, job.policy)
+    truths = findings.truths
+    findings.row_truths = {name: truths.row_truth_of(name, data, rounds, job.policy) for name in findings.more}
     findings.check = _check_of_output(findings, job.policy)
     findings.fingerprints = fingerprints(data, findings.known_out)
     require_finite(findings.check)
@@ -237,7 +239,7 @@ def _repeat_call(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages
     if job.repeats != 0:
         findings.repeats, findings.farthest = repeat(
             launch,
-            Output(findings.known_out, findings.lse),
+            Output(findings.known_out, findings.more),
             job.repeats,
             stages.announce_launch,
             keep_farthest=not job.variant.deterministic,
@@ -311,7 +313,7 @@ def _check_written(written: list[Written], job: CaseJob, findings: Findings) -> 
     check = check_output(out, truth, job.policy)
     if not check.passed:
         findings.inputs, findings.out, findings.truth, findings.check = inputs, out, truth, check
-        findings.lse = findings.lse_truth = None  # timed calls do not ask for it
+        findings.more, findings.row_truths = {}, {}  # timed calls do not ask for them
     require_passed(check, " in an output of the timed calls", "timed outputs")
 
 
@@ -319,11 +321,11 @@ def _check_written(written: list[Written], job: CaseJob, findings: Findings) -> 
 
 
 def _check_of_output(findings: Findings, policy: str) -> Check:
-    """The verdict on the output and the log-sum-exp that `findings` hold."""
+    """The verdict on the outputs that `findings` hold."""
     check = check_output(findings.known_out, findings.known_truth, policy)
-    if findings.lse is None or findings.lse_truth is None:
-        return check
-    return with_lse(check, findings.lse, findings.lse_truth)
+    for name, truth in findings.row_truths.items():
+        check = with_rows(check, name, findings.more[name], truth)
+    return check
 
 
 def _check_again(output: Output, findings: Findings, policy: str, where: str, check_name: str) -> None:
@@ -331,7 +333,7 @@ def _check_again(output: Output, findings: Findings, policy: str, where: str, ch
 
     `where` is appended to the message of a failure, and `check_name` names the check that then detected it.
     """
-    findings.out, findings.lse = output
+    findings.out, findings.more = output
     findings.check = _check_of_output(findings, policy)
     require_passed(findings.check, where, check_name)
 
@@ -340,8 +342,9 @@ def _diagnose(job: CaseJob, findings: Findings, inputs: Inputs) -> Diagnosis:
     """Diagnose a wrong output.  If that raises an exception, it is the cause; the verdict and cross-checks stay."""
     out, truth, check = findings.known_out, findings.known_truth, findings.known_check
     cross_checks: tuple[CrossCheck, ...] = ()
-    if check.is_wrong_only_in_lse and findings.lse is not None and findings.lse_truth is not None:
-        return Diagnosis((), explain_lse(findings.lse, findings.lse_truth, inputs), (), "")
+    if (name := check.only_wrong_rows) in findings.row_truths:
+        part, rows = parts.outputs()[name], findings.more[name]
+        return Diagnosis((), explain_rows(part, rows, findings.row_truths[name], inputs), (), "")
     try:
         repeats, rounds = findings.repeats, job.variant.rounds
         cross_checks = findings.truths.cross_checks(job.cross_checks, inputs, truth, rounds, job.policy)

@@ -218,8 +218,8 @@ def _rows(errors: Errors, ideal: torch.Tensor, ideal_rms: float) -> Bound:
     are alike: a row may then be zero by chance, but its error is not.  Without it, right kernels broke the bound
     eightfold on such data.
 
-    Rows are bounded in proportion to their own size because sizes differ.  Under a causal mask the first rows average
-    few keys and are up to sqrt(S_k) times as large as the last.  With a bound of 5R + u/8 for all rows, the last row
+    Rows are bounded in proportion to their own size because sizes differ.  Under a mask, rows that see few keys average
+    only those, and are up to sqrt(S_k) times as large as the last.  With a bound of 5R + u/8 for all rows, the last row
     could lack a key: that mistake used 0.44 of the bound at 1023 keys and 0.19 at 4096 keys in fp16.  It uses 1.7 and
     1.5 of this one.
 
@@ -245,7 +245,7 @@ def _equal_rows(of_sum: torch.Tensor) -> torch.Tensor:
     """The number of rows of a head that contribute to its error, at least 1, [batch, heads].
 
     It is (sum of squares of w)^2 / sum over rows of (sum of squares of w)^2: S_q if all rows are of the same size, and
-    less under a causal mask, where the first rows have the largest errors.
+    less under a mask, where the rows that see few keys have the largest errors.
     """
     row = of_sum.square().sum(-1)  # [b, h, seq_q]
     return (row.sum(-1).square() / row.square().sum(-1).clamp_min(_TINY)).clamp_min(1)
@@ -258,7 +258,7 @@ def _gain_noise(errors: Errors, ideal: torch.Tensor, ideal_rms: float) -> torch.
 
     - elements: (R / rms(truth of the head)) / sqrt(S_q D), the standard deviation of an average of S_q * D errors.
     - rows: sqrt(sum over rows of <reference's error, truth>^2) / <truth, truth> / 2.  It is needed where few rows make
-      up the head, as under a causal mask when V is zero except for its last keys.  Right kernels use 60 times the first
+      up the head, as under a mask when V is zero except for its last keys.  Right kernels use 60 times the first
       estimate there.
     - heads: |<reference's error, truth>| / <truth, truth> / 10, a tenth of the reference's own gain error.  It is
       needed where all rows are alike, as with a scale of zero, and are therefore all rounded in the same direction.
@@ -294,7 +294,7 @@ def _gains_over_rows(errors: Errors, variance: torch.Tensor) -> tuple[torch.Tens
 
     Both are [batch, heads, 1 + tiles].  A row's gain error is <error, truth> / <truth, truth>, and `variance`
     [batch, heads, seq_q] is the expected square of <error, truth>.  A gain is a mean over rows, each weighted by the
-    inverse of its variance.  So the first rows of a causal mask, in which one key may have all the weight, do not hide
+    inverse of its variance.  So rows that see few keys, in which one may have all the weight, do not hide
     that the others are 1 % off, and tiles show the first rows themselves.  Rows of zeros have no gain and no weight.
     """
     truth = errors.truth.out

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from pytest_fa.judge.mistaken import Mistake
+from pytest_fa.attention.mistake import Mistake
 
 MOST_PAIRS = 2**28  # products of two rows are summed over at most this many elements
 MOST_MATCHED = 4096  # rows, heads or columns of one axis

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 import torch
 
+from pytest_fa.attention import parts
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.inputs import Output, bits_of
 from pytest_fa.judge.checked_launch import CheckedLaunch
@@ -52,7 +53,7 @@ def repeat(
     keep_farthest: bool = False,
     is_further_seed: bool = False,
 ) -> tuple[Repeats, Output]:
-    """Repeat a checked call and compare each output bitwise with `first`, and its log-sum-exp if there is one.
+    """Repeat a checked call and compare each output bitwise with `first`, and its further outputs if there are some.
 
     Also returns what is farthest from `first` if `keep_farthest` is set, else `first`.  The number of calls is
     `requested_count`; if that is None, it is 10,000 on a GPU and 100 on the CPU (with `is_further_seed` a tenth of it),
@@ -62,28 +63,27 @@ def repeat(
     kind = first.out.device.type
     wanted = requested_count or (FURTHER_SEED_REPEATS if is_further_seed else DEFAULT_REPEATS)[kind]
     most = max(1, MOST_OUTPUT_BYTES[kind] // max(1, _dense_bytes(first.out)))
-    outs = _outputs(launch, launch.out_buffer, most)
-    lses = None if launch.lse_buffer is None else _outputs(launch, launch.lse_buffer, most)
+    outs = Output(launch.out_buffer, launch.more_buffers).map(lambda like: _outputs(launch, like, most))
     comparisons = [_Comparison(tensor, keep_farthest=keep_farthest) for tensor in first.tensors]
     count, size, start = 0, 1, time.monotonic()
     while count < wanted:
-        batch = outs[: min(size, wanted - count)]
-        batch_lses = None if lses is None else lses[: len(batch)]
-        batches = Output(batch, batch_lses).poison().tensors
+        calls = min(size, wanted - count, len(outs.out))
+        batch = outs.map(lambda each: each[:calls]).poison()  # noqa: B023  # called at once
         before_launch()
         batch_start = time.monotonic()
-        launch.repeat(batch, EVERY_CALL if count < WITH_POISON else SOME_CALLS, batch_lses)
+        launch.repeat(batch, EVERY_CALL if count < WITH_POISON else SOME_CALLS)
         now = time.monotonic()
-        for comparison, written in zip(comparisons, batches, strict=True):
+        for comparison, written in zip(comparisons, batch.tensors, strict=True):
             comparison.add(written)
-        count += len(batch)
+        count += calls
         if requested_count is None and time.monotonic() - start > MOST_SECONDS:
             break
-        size = min(2 * size, len(outs)) if now - batch_start < BATCH_SECONDS else max(1, size // 2)
-    repeats = comparisons[0].result(count, launch.why_no_smem_poison)
-    lse_differing = sum(each.differing for each in comparisons[1:])
-    repeats = msgspec.structs.replace(repeats, lse_differing=lse_differing, may_differ=keep_farthest)
-    return repeats, Output(*(comparison.farthest for comparison in comparisons))
+        size = min(2 * size, len(outs.out)) if now - batch_start < BATCH_SECONDS else max(1, size // 2)
+    of_out, *of_more = comparisons
+    counts = {name: comparison.differing for name, comparison in zip(first.more, of_more, strict=True)}
+    repeats = of_out.result(count, launch.why_no_smem_poison).with_rows_differing(counts)
+    farthest = {name: comparison.farthest for name, comparison in zip(first.more, of_more, strict=True)}
+    return msgspec.structs.replace(repeats, may_differ=keep_farthest), Output(of_out.farthest, farthest)
 
 
 def require_identical(repeats: Repeats) -> None:
@@ -92,13 +92,15 @@ def require_identical(repeats: Repeats) -> None:
         raise WrongResult(
             "repeats", f"{repeats.differing} of {repeats.count} repeats differ from the first call bit by bit"
         )
-    if repeats.lse_differing:
-        differing = f"{repeats.lse_differing} of {repeats.count} repeats"
-        raise WrongResult("repeats", f"the log-sum-exp of {differing} differs from the first call bit by bit")
+    for name, differing in repeats.rows_differing.items():
+        if differing:
+            of_repeats = f"{differing} of {repeats.count} repeats"
+            title = parts.title_of(name)
+            raise WrongResult("repeats", f"the {title} of {of_repeats} differs from the first call bit by bit")
 
 
 class _Comparison:
-    """The first output or log-sum-exp, and how later ones differ from it."""
+    """The first output or further output, and how later ones differ from it."""
 
     def __init__(self, first: torch.Tensor, *, keep_farthest: bool) -> None:
         self._first, self._keep_farthest = first, keep_farthest

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 
 import torch
 
+from pytest_fa.attention.mistake import Mistake
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.float32_error import TF32_SHRINK, UNIT, Float32Error, score_variance
-from pytest_fa.judge.mistaken import Mistake, arranged
+from pytest_fa.judge.mistaken import arranged
 from pytest_fa.judge.truth import Truth
 
 SCALE_FACTORS = ((1.01, "1 % too large"), (0.99, "1 % too small"))

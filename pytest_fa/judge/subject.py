@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import torch
 
+from pytest_fa.attention.rows import RowTruth
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Tolerance, Variant
 from pytest_fa.errors import WrongResult
-from pytest_fa.gpu.inputs import Inputs, Output, bits_of, clone, make_inputs, poisoned_lse, poisoned_output
+from pytest_fa.gpu.inputs import Inputs, Output, bits_of, clone, make_inputs, poisoned_output, poisoned_rows
 from pytest_fa.judge.candidate import Candidate
-from pytest_fa.judge.log_sum_exp import LseTruth
-from pytest_fa.judge.output_check import check_output, with_lse
+from pytest_fa.judge.output_check import check_output, with_rows
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.wire.commands import CallViews
 
@@ -46,9 +46,10 @@ class PropertySubject:
         return change(inputs) if inputs.descales is None else change(inputs.exact()).quantised()
 
     def output(self, inputs: Inputs) -> Output:
-        """A new output for a call on `inputs`, and a log-sum-exp if the variant returns it, filled with NaN."""
-        lse = poisoned_lse(inputs) if "lse" in self.variant.returns else None
-        return Output(poisoned_output(inputs, self.computes), lse)
+        """A new output for a call on `inputs`, and the further ones that the variant returns, filled with NaN."""
+        return Output(
+            poisoned_output(inputs, self.computes), {name: poisoned_rows(inputs) for name in self.more_outputs}
+        )
 
     def visible(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy with the same strides in memory that the candidate sees directly, at the same address in each call."""
@@ -59,7 +60,7 @@ class PropertySubject:
 
     def visible_output(self, inputs: Inputs) -> Output:
         """An output filled with NaN in memory that the candidate sees directly."""
-        return Output(*(self.visible(tensor) for tensor in self.output(inputs).tensors))
+        return self.output(inputs).map(self.visible)
 
     def visible_call(self, inputs: Inputs) -> tuple[Inputs, Output]:
         """Copies of inputs, and an output filled with NaN, in memory that the candidate sees directly."""
@@ -68,7 +69,7 @@ class PropertySubject:
 
     def views_of(self, inputs: Inputs, output: Output) -> CallViews:
         """The views of a call's arguments."""
-        return self.candidate.views_of(inputs, output.out, lse=output.lse)
+        return self.candidate.views_of(inputs, output.out, more=output.more)
 
     def call(self, inputs: Inputs, output: Output | None = None) -> Output:
         """Call the variant with `output` or with a new one filled with NaN, and wait for it.
@@ -77,29 +78,34 @@ class PropertySubject:
         """
         before = clone(inputs)
         buffer = output or self.output(inputs)
-        self.candidate.call(inputs, buffer.out, lse=buffer.lse)
+        self.candidate.call(inputs, buffer.out, more=buffer.more)
         for name, original in before.parts.items():
             if not torch.equal(bits_of(inputs.parts[name]), bits_of(original)):
                 raise WrongResult("inputs", f"the kernel changed its input {name}")
         return buffer
 
-    def exact_lse(self, inputs: Inputs) -> torch.Tensor:
-        """The true log-sum-exp, [batch, heads, seq_q] float64."""
-        return self._lse_truth_of(inputs).exact
+    @property
+    def more_outputs(self) -> tuple[str, ...]:
+        """The further outputs that the variant returns."""
+        return self.variant.returns[1:]
+
+    def exact_rows(self, output: str, inputs: Inputs) -> torch.Tensor:
+        """The true values of a further output, [batch, heads, seq_q] float64."""
+        return self._row_truth_of(output, inputs).exact
 
     def require_right(
         self, name: str, output: Output, inputs: Inputs, where: str = "", called: Inputs | None = None
     ) -> None:
         """Raise `WrongResult` in the property's name unless `output` is right for `inputs`; `where` is added to it.
 
-        The log-sum-exp must be right for `called`, the inputs of the call, if these are others.
+        The further outputs must be right for `called`, the inputs of the call, if these are others.
         """
         truth = self._truths.truth_of(self.computes, inputs, self.variant.rounds, self._policy)
         check = check_output(output.out, truth, self._policy)
-        if output.lse is not None:
-            check = with_lse(check, output.lse, self._lse_truth_of(called or inputs))
+        for more, rows in output.more.items():
+            check = with_rows(check, more, rows, self._row_truth_of(more, called or inputs))
         if not check.passed:
             raise WrongResult(name, f"{name}{where}: {check.complaint}")
 
-    def _lse_truth_of(self, inputs: Inputs) -> LseTruth:
-        return self._truths.lse_truth_of(inputs, self.variant.rounds, self._policy)
+    def _row_truth_of(self, output: str, inputs: Inputs) -> RowTruth:
+        return self._truths.row_truth_of(output, inputs, self.variant.rounds, self._policy)

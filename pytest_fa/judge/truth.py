@@ -17,11 +17,13 @@ scores of long sequences fit into memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
 
+from pytest_fa.attention import parts
+from pytest_fa.attention.grouped_heads import repeated
+from pytest_fa.attention.mistake import Positions
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.earlier import TRUTH_ATTRIBUTES, with_old_attributes
 from pytest_fa.gpu.inputs import Inputs
@@ -109,8 +111,7 @@ def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread
     whole, rows = _empty_truth(inputs.q, operands), rows_per_block(inputs)
     for start in range(0, inputs.q.shape[2], rows):
         block = slice(start, min(start + rows, inputs.q.shape[2]))
-        softmax = partial(_softmax_parts, hidden=hidden_keys(inputs, block))
-        part = truth_of_rows(inputs.q[:, :, block], operands, softmax, precision)
+        part = truth_of_rows(inputs.q[:, :, block], operands, _softmax_of(inputs, block), precision)
         for target, source in zip(_rows_of(whole), _rows_of(part), strict=True):
             target[:, :, block] = source
     return whole
@@ -194,8 +195,7 @@ def _rows_of(truth: Truth) -> list[torch.Tensor]:
 
 def repeated_heads(tensor: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """K or V in float64, each of its heads repeated for the query heads that share it."""
-    shared_by = q.shape[1] // tensor.shape[1]
-    return tensor.double() if shared_by == 1 else tensor.double().repeat_interleave(shared_by, dim=1)
+    return repeated(tensor.double(), q.shape[1])
 
 
 def _rms(v: torch.Tensor) -> torch.Tensor:
@@ -215,14 +215,23 @@ def rows_per_block(inputs: Inputs) -> int:
     return max(1, min(seq_q, BLOCK_BYTES[inputs.q.device.type] // bytes_per_row))
 
 
+def block_positions(inputs: Inputs, block: slice) -> Positions:
+    """The positions of a block of queries and of all keys."""
+    queries = torch.arange(block.start, block.stop, device=inputs.q.device)
+    keys = torch.arange(inputs.k.shape[2], device=inputs.q.device)
+    return Positions(queries[:, None], keys, inputs.q.shape[2], inputs.k.shape[2])
+
+
 def hidden_keys(inputs: Inputs, block: slice) -> torch.Tensor | None:
     """The mask of a block of queries, [rows, seq_k]: True where a key is hidden; None without a mask."""
-    if inputs.causal == "none":
-        return None
-    seq_q, seq_k, device = inputs.q.shape[2], inputs.k.shape[2], inputs.q.device
-    shift = 0 if inputs.causal == "top_left" else seq_k - seq_q
-    last_visible = torch.arange(block.start, block.stop, device=device)[:, None] + shift  # [rows, 1]
-    return torch.arange(seq_k, device=device)[None, :] > last_visible
+    return parts.hidden_keys(inputs, block_positions(inputs, block))
+
+
+def _softmax_of(inputs: Inputs, block: slice) -> Softmax:
+    """The softmax of a block of queries: of their scores, as the parts of attention change them."""
+    positions = block_positions(inputs, block)
+    hidden = parts.hidden_keys(inputs, positions)
+    return lambda scores: _softmax_parts(parts.changed_scores(inputs, scores, positions), hidden)
 
 
 def _softmax_parts(scores: torch.Tensor, hidden: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,14 +13,16 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import torch
 
-from pytest_fa.catalog.case import Computes
+from pytest_fa.attention import parts
+from pytest_fa.attention.rows import RowTruth
+from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.variant import Rounding, Variant
 from pytest_fa.gpu.inputs import Inputs, clone
 from pytest_fa.judge.cross_checks import cross_check_all
 from pytest_fa.judge.fingerprints import sha256_of
-from pytest_fa.judge.log_sum_exp import LseTruth, make_lse_truth
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.policies import READS_SPREAD
+from pytest_fa.judge.row_outputs import make_row_truth
 from pytest_fa.judge.truth import Truth
 from pytest_fa.records.checks import CrossCheck
 
@@ -41,7 +43,7 @@ class _Kept(NamedTuple):
 
 
 class TruthStore:
-    """Computes truth, the truth of the log-sum-exp and cross-checks, and keeps up to `most_bytes` of the last ones.
+    """Computes truth, the truth of further outputs and cross-checks, and keeps up to `most_bytes` of the last ones.
 
     With `most_bytes` = 0 nothing is kept: a process in which a variant runs must not hold the right answer.
     """
@@ -56,9 +58,10 @@ class TruthStore:
         what = ("truth", computes, rounds, policy in READS_SPREAD)
         return self._once(what, inputs, lambda own: truth_of(computes, own, rounds, policy))
 
-    def lse_truth_of(self, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> LseTruth:
-        """The truth of the log-sum-exp and its bounds; see `make_lse_truth`."""
-        return self._once(("lse", rounds, policy), inputs, lambda own: make_lse_truth(own, rounds, policy))
+    def row_truth_of(self, output: str, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> RowTruth:
+        """The truth of a further output and its bounds; see `make_row_truth`."""
+        part = parts.outputs()[output]
+        return self._once((output, rounds, policy), inputs, lambda own: make_row_truth(part, own, rounds, policy))
 
     def cross_checks(
         self, variants: tuple[Variant, ...], inputs: Inputs, truth: Truth, rounds: tuple[Rounding, ...], policy: str
@@ -119,11 +122,11 @@ class TruthStore:
 
 
 def _key_of(inputs: Inputs) -> tuple[object, ...]:
-    """What determines a result: the bits of all tensors, their shapes, both dtypes, the device, scale and mask."""
+    """What determines a result: the bits of all tensors, their shapes, both dtypes, the device, scale and words."""
     tensors, q = inputs.parts.values(), inputs.q
     shapes = tuple(tuple(tensor.shape) for tensor in tensors)
     dtypes = q.dtype, inputs.output_dtype
-    return sha256_of(*tensors), shapes, *dtypes, str(q.device), inputs.scale, inputs.causal
+    return sha256_of(*tensors), shapes, *dtypes, str(q.device), inputs.scale, *inputs.words.items()
 
 
 def _versions(tensors: tuple[torch.Tensor, ...]) -> tuple[int, ...]:

@@ -13,12 +13,13 @@ from functools import partial
 import msgspec
 import torch
 
+from pytest_fa.attention import parts
 from pytest_fa.catalog.case import Case, parse_case
-from pytest_fa.gpu.inputs import make_inputs, poisoned_lse, poisoned_output
+from pytest_fa.gpu.inputs import make_inputs, poisoned_output, poisoned_rows
 from pytest_fa.judge.fingerprints import fingerprints
-from pytest_fa.judge.log_sum_exp import make_lse_truth
 from pytest_fa.judge.oracle import truth_of
-from pytest_fa.judge.output_check import check_output, with_lse
+from pytest_fa.judge.output_check import check_output, with_rows
+from pytest_fa.judge.row_outputs import make_row_truth
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.records.checks import Check
 
@@ -53,5 +54,6 @@ def judge_tiny_case(case: Case, policy: str, device: torch.device) -> Check:
     check = check_output(out, truth_of(case.computes, inputs, (), policy), policy)
     fingerprints(inputs, out)
     if case.computes == "attention":
-        check = with_lse(check, poisoned_lse(inputs), make_lse_truth(inputs, (), policy))
+        for name, part in parts.outputs().items():
+            check = with_rows(check, name, poisoned_rows(inputs), make_row_truth(part, inputs, (), policy))
     return check

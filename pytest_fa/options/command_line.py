@@ -13,7 +13,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_fa.feature import Part, suite_tests
+from pytest_fa.feature import FeatureOptions, suite_tests
 from pytest_fa.options.flags import all_options
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def name_every_seed(config: pytest.Config, ids: dict[str, list[str]]) -> None:
 def choose_tests(config: pytest.Config, suite_file: str) -> None:
     """Set the tests that pytest collects: the shipped suite if it is implied, and ids in the form that was printed."""
     named = [suite_id(word, config.invocation_params.dir) for word in config.args]
-    is_other = suite_file != Part.suite_file
+    is_other = suite_file != FeatureOptions.suite_file
     if is_other:
         module = SUITE_FILES[suite_file]
         config.args[:] = [name for name in named if name and name.startswith(f"{module}::")] or [module]
@@ -128,7 +128,7 @@ def named_tests(config: pytest.Config) -> tuple[tuple[str, ...], tuple[str, ...]
         if match:
             variants.append(match["variant"])
             cases.append(match["case"])
-        elif test not in suite_tests() or suite_tests()[test][1].file == Part.suite_file:
+        elif test not in suite_tests() or suite_tests()[test][1].file == FeatureOptions.suite_file:
             is_pair = test == "test_property" or (test in suite_tests() and suite_tests()[test][1].is_pair)
             variants.append(parameters.rpartition("-")[0] if is_pair else parameters)
     return tuple(dict.fromkeys(variants)), tuple(dict.fromkeys(cases))

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_fa.feature import OptionRow, features
 
 if TYPE_CHECKING:
     import pytest
+
+
+class CaseHelp(str):
+    """A help text to which the form of a case's id is added when argparse prints it: a run without help needs none."""
+
+    __slots__ = ()
+
+    def __mod__(self, values: Any) -> str:  # noqa: ANN401  # as of str
+        """The text with the form of an id, as argparse prints it."""
+        from pytest_fa.attention import parts  # noqa: PLC0415  # only for `--help`
+
+        return f"{super().__mod__(values)}; the form of an id: {parts.grammar()}"
 
 
 RUN_OPTIONS = (
@@ -28,7 +40,7 @@ RUN_OPTIONS = (
     ),
     OptionRow(
         "--fa-case",
-        "run only these cases: exact ids, of a suite or not, or globs over the suite; no property tests",
+        CaseHelp("run only these cases: exact ids, of a suite or not, or globs over the suite; no property tests"),
         "ID|GLOB[,...]",
         in_selection=True,
     ),
@@ -129,7 +141,7 @@ def _add_group(parser: pytest.Parser, name: str, title: str, rows: tuple[OptionR
     group = parser.getgroup(name, title)
     for option in rows:
         default = f", default {option.ini_default}" if option.ini_default else ""
-        help_text = f"{option.help} (ini: {option.dest}{default})"
+        help_text = type(option.help)(f"{option.help} (ini: {option.dest}{default})")
         if option.metavar is None:
             group.addoption(option.flag, action="store_true", default=None, help=help_text)
             parser.addini(option.dest, option.help, type="bool", default=False)

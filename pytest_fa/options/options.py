@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pytest_fa.earlier import POLICIES, renamed
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import CaseRules, OptionRow, Part, features, suite_tests
+from pytest_fa.feature import CaseRules, FeatureOptions, OptionRow, features, suite_tests
 from pytest_fa.options import values
 from pytest_fa.options.command_line import named_tests, rerun_words
 from pytest_fa.options.flags import all_options
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Words = tuple[str, ...]
 # With one of these, no earlier time stands for a new one: the workers must agree on the tests.
 NEW_TIMES_OPTIONS = ("numprocesses", "tx")
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=FeatureOptions)
 NEW_TIMES_VARIABLES = frozenset(("CI", "PYTEST_XDIST_WORKER"))
 
 
@@ -69,7 +69,7 @@ class Options:
     named_cases: tuple[str, ...] = ()
     selection: tuple[str, ...] = ()
     reuses_times: bool = False
-    parts: tuple[Part, ...] = ()
+    parts: tuple[FeatureOptions, ...] = ()
     used: tuple[str, ...] = ()
 
     def part(self, kind: type[P]) -> P | None:
@@ -79,17 +79,26 @@ class Options:
     @property
     def suite_file(self) -> str:
         """The file of the shipped suite that runs."""
-        return next((part.suite_file for part in self.parts if part.suite_file != Part.suite_file), Part.suite_file)
+        return next(
+            (part.suite_file for part in self.parts if part.suite_file != FeatureOptions.suite_file),
+            FeatureOptions.suite_file,
+        )
 
     @property
     def case_rules(self) -> CaseRules:
         """How the run's cases differ from those of other runs."""
-        return next((part.case_rules for part in self.parts if part.case_rules is not Part.case_rules), Part.case_rules)
+        return next(
+            (part.case_rules for part in self.parts if part.case_rules is not FeatureOptions.case_rules),
+            FeatureOptions.case_rules,
+        )
 
     @property
     def why_nothing(self) -> str:
         """What a run without a result is told."""
-        return next((part.why_nothing for part in self.parts if part.why_nothing != Part.why_nothing), Part.why_nothing)
+        return next(
+            (part.why_nothing for part in self.parts if part.why_nothing != FeatureOptions.why_nothing),
+            FeatureOptions.why_nothing,
+        )
 
     def offers(self, test: str) -> bool:
         """Whether a test function of the shipped suite exists in this run."""

@@ -50,7 +50,7 @@ def fa_property(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def fa_module(request: pytest.FixtureRequest, fa_variant: Variant) -> Iterator[Forward]:
-    """The variant as `f(q, k, v, *, scale, causal, out)`, built and loaded into this process."""
+    """The variant as a function of q, k, v and the keywords of a call, built and loaded into this process."""
     from pytest_fa.candidate.module import build_library, open_forward  # noqa: PLC0415  # torch: only for in-process tests
 
     device, options = device_or_skip(fa_variant), request.config.stash[OPTIONS_KEY]
@@ -63,7 +63,7 @@ def fa_module(request: pytest.FixtureRequest, fa_variant: Variant) -> Iterator[F
 
 @pytest.fixture
 def fa_inputs(request: pytest.FixtureRequest, fa_case: Case) -> Iterator[Inputs]:
-    """The inputs `q, k, v, scale, causal` of the case, on the GPU if there is one.  Refused cases are skipped."""
+    """The arguments of a call on the case, on the GPU if there is one.  Refused cases are skipped."""
     import torch  # noqa: PLC0415  # only for in-process tests
 
     from pytest_fa.gpu.inputs import make_inputs  # noqa: PLC0415

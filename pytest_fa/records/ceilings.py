@@ -55,7 +55,7 @@ class Ceilings(msgspec.Struct, frozen=True):
         a power cap, at a lower clock.  Timed calls come in short runs with pauses, so their clock lies between that and
         the highest.  They can exceed the rate as far as the clock is higher.
         """
-        size = _least_bytes(case)
+        size = case.touched.bytes_per_call
         in_l2 = min(size, l2_bytes if l2_bytes is not None else size)
         l2_us = in_l2 / self.l2_copy_gb_per_s / 1e3 if self.l2_copy_gb_per_s else 0.0
         measured_mhz = self.clocks_during.sm_mhz if self.clocks_during else 0
@@ -75,14 +75,6 @@ class Ceilings(msgspec.Struct, frozen=True):
         """Return whether the bytes of a case take longer than its matrix products, and than an empty launch."""
         rate_is_known = case.dtype in self.matmul_tflops
         return rate_is_known and self.copy_us(case) > max(self.least_us(case), self.empty_launch_us)
-
-
-def _least_bytes(case: Case) -> int:
-    """The bytes that a call must touch: under a causal mask, no queries and keys that see nothing of the other side."""
-    if case.causal == "none":
-        return case.bytes_per_call
-    length = min(case.seq_q, case.seq_k)
-    return msgspec.structs.replace(case, seq_q=length, seq_k=length).bytes_per_call
 
 
 def ceilings_path(records_folder: Path, gpu: str | None) -> Path:

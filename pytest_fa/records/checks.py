@@ -69,9 +69,21 @@ class Check(msgspec.Struct, frozen=True):
     lse: LseCheck | None = None
 
     @property
-    def is_wrong_only_in_lse(self) -> bool:
-        """Whether the output is right and the log-sum-exp is wrong."""
-        return {bound.name for bound in self.bounds if bound.enforced and not bound.holds} == {"lse"}
+    def rows(self) -> dict[str, LseCheck]:
+        """The verdicts on further outputs, by name; the bound of each has its name, too."""
+        return {} if self.lse is None else {"lse": self.lse}
+
+    def with_rows(self, bound: Bound, rows: LseCheck) -> Check:
+        """The verdict with that on a further output, whose name the bound has."""
+        verdict: dict[str, LseCheck] = {bound.name: rows}
+        passed = self.passed and bound.holds
+        return msgspec.structs.replace(self, passed=passed, bounds=(*self.bounds, bound), **verdict)
+
+    @property
+    def only_wrong_rows(self) -> str:
+        """The further output that is wrong while all else is right; empty if there is none."""
+        broken = {bound.name for bound in self.bounds if bound.enforced and not bound.holds}
+        return next((name for name in self.rows if broken == {name}), "")
 
     @property
     def tightest(self) -> Bound:
@@ -111,9 +123,18 @@ class Repeats(msgspec.Struct, frozen=True):
     may_differ: bool = False
 
     @property
+    def rows_differing(self) -> dict[str, int]:
+        """In how many calls further outputs differ, by name."""
+        return {"lse": self.lse_differing}
+
+    def with_rows_differing(self, counts: dict[str, int]) -> Repeats:
+        """The same with the number of calls in which each further output differs."""
+        return msgspec.structs.replace(self, **{f"{name}_differing": count for name, count in counts.items()})
+
+    @property
     def is_equal(self) -> bool:
         """Whether no call differs from the first one."""
-        return not self.differing and not self.lse_differing
+        return not self.differing and not any(self.rows_differing.values())
 
     @property
     def excluded_rate(self) -> float | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from pytest_fa.attention.dtypes import DTYPES
 from pytest_fa.build.cache import require_safe
-from pytest_fa.catalog.case import DTYPES
 from pytest_fa.catalog.discover import BUILTIN_ROOT, Catalog, discover
 from pytest_fa.catalog.fit import EVERYTHING, Fits
 from pytest_fa.catalog.kernels_folder import absence, missing_manifest

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pytest_fa.catalog.case import AXES, Computes
+from pytest_fa.attention import parts
+from pytest_fa.attention.scores import AXES, Computes
 from pytest_fa.records.checks import WITH_POISON, Bound, Check, CrossCheck, Diagnosis, Index, Repeats
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
@@ -48,11 +49,11 @@ def check_lines(check: Check, computes: Computes = "attention") -> list[str]:
     if check.worst is not None and check.worst_want is not None:
         got = "not finite" if check.worst_got is None else f"{check.worst_got:.6g}"
         lines.append(f"  worst: {_place(check.worst, computes)}: got {got}, want {check.worst_want:.6g}")
-    if check.lse is not None:
-        batch, head, query = check.lse.worst
-        lines.append(f"  log-sum-exp: {check.lse.bad_count} of {check.lse.row_count} rows bad")
-        place, values = f"batch {batch}, head {head}, query {query}", (check.lse.worst_got, check.lse.worst_want)
-        lines.append(f"  worst log-sum-exp: {place}: got {values[0]}, want {values[1]}")
+    for name, rows in check.rows.items():
+        (batch, head, query), title = rows.worst, parts.title_of(name)
+        lines.append(f"  {title}: {rows.bad_count} of {rows.row_count} rows bad")
+        place = f"batch {batch}, head {head}, query {query}"
+        lines.append(f"  worst {title}: {place}: got {rows.worst_got}, want {rows.worst_want}")
     return lines
 
 
@@ -66,9 +67,10 @@ def repeats_line(repeats: Repeats, computes: Computes = "attention") -> str:
     memory = f"{with_poison} NaN-filled shared memory"
     if missing is not None:
         memory = f"without NaN-filled shared memory ({missing})"
-    if repeats.lse_differing and not repeats.differing:
-        changed = f"the log-sum-exp of {repeats.lse_differing} differs from the first call"
-        return f"  repeats: {repeats.count} {memory}, {changed}: a race"
+    for name, differing in repeats.rows_differing.items():
+        if differing and not repeats.differing:
+            changed = f"the {parts.title_of(name)} of {differing} differs from the first call"
+            return f"  repeats: {repeats.count} {memory}, {changed}: a race"
     if not repeats.differing or repeats.first is None:
         rate = repeats.excluded_rate
         excluded = f"; a fault in more than {100 * rate:.2g} % of the calls is excluded (95 %)" if rate else ""

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_fa.attention import parts
 from pytest_fa.catalog.case import Case
 from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.record import Record
@@ -32,7 +33,6 @@ REFERENCES = {
     "flash_attention_3": ("FlashAttention-3", "#0e7490"),
     "noop": ("empty launch", "#4b5563"),
 }
-_MASKS = {"none": "", "top_left": ", causal", "bottom_right": ", causal (bottom right)"}
 
 
 def usable_times(records: Iterable[Record]) -> list[Record]:
@@ -85,10 +85,9 @@ def label_of(variant: str) -> str:
 
 def shape_words(case: Case) -> str:
     """A shape in words."""
-    mask = _MASKS[case.causal]
-    return (
-        f"batch {case.batch}, {case.heads} heads, sequence {case.seq_q}, head_dim {case.head_dim}, {case.dtype}{mask}"
-    )
+    of_parts = "".join(part.in_words(case) for part in parts.PARTS)
+    size = f"batch {case.batch}, {case.heads} heads, sequence {case.seq_q}, head_dim {case.head_dim}"
+    return f"{size}, {case.dtype}{of_parts}"
 
 
 def gpu_of(records: Sequence[Record]) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from pytest_fa.catalog.case import Computes
+from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.ranges import Natural
@@ -34,8 +34,8 @@ class View(msgspec.Struct, frozen=True, array_like=True):
 class CallViews(msgspec.Struct, frozen=True, array_like=True):
     """The arguments of one call.  `workspace`, [bytes] uint8, is for a kernel that asked for one.
 
-    `lse`, [batch, heads, seq_q] float32, is None unless the log-sum-exp is requested.  `descales` are those of q, k and
-    v, [batch, heads] float32 each, for e4m3 only.
+    `words` are those of the parts of attention, each with its value, and `tensors` their further inputs.  `outputs` are
+    the outputs that the call is asked for besides `out`.
     """
 
     q: View
@@ -43,14 +43,20 @@ class CallViews(msgspec.Struct, frozen=True, array_like=True):
     v: View
     out: View
     scale: float
-    causal: str
+    words: dict[str, str | int | float | bool]
     workspace: View | None = None
-    lse: View | None = None
-    descales: tuple[View, View, View] | None = None
+    tensors: dict[str, View] = {}
+    outputs: dict[str, View] = {}
 
-    def writing(self, out: View, lse: View | None = None) -> CallViews:
-        """The same call with another output and log-sum-exp."""
-        return msgspec.structs.replace(self, out=out, lse=lse)
+    @property
+    def written(self) -> tuple[View, ...]:
+        """All outputs."""
+        return (self.out, *self.outputs.values())
+
+    def writing(self, out: View, *others: View) -> CallViews:
+        """The same call with other outputs, as many as it has."""
+        outputs = dict(zip(self.outputs, others, strict=True))
+        return msgspec.structs.replace(self, out=out, outputs=outputs)
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -115,7 +121,7 @@ class MakeCall(msgspec.Struct, frozen=True, tag="call"):
 class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
     """Make `count` calls.  Call i writes the output that begins `i * step` elements after that of `call`.
 
-    Its log-sum-exp, if there is one, begins `i * lse_step` elements after that of `call`.
+    Its further outputs begin `i * steps[name]` elements after those of `call`.
 
     `before[i % len(before)]` runs before call i.
     """
@@ -124,7 +130,7 @@ class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
     count: int
     step: int
     before: tuple[tuple[Disturbance, ...], ...]
-    lse_step: int = 0
+    steps: dict[str, int] = {}
 
 
 class Sleep(msgspec.Struct, frozen=True, tag="sleep"):

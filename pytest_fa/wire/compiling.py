@@ -93,8 +93,8 @@ class CompilingCalls:
 
 def _signature(call: CallViews) -> Signature:
     """What compilers make code for: shapes, strides, dtypes and alignment, and the other arguments."""
-    views = (call.q, call.k, call.v, call.out, call.lse)
-    return (*(_kind(view) for view in views if view), call.scale, call.causal)
+    views = (call.q, call.k, call.v, *call.written)
+    return (*map(_kind, views), call.scale, *call.words.values())
 
 
 def _kind(view: View) -> Signature:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest_fa
+from pytest_fa.attention import parts
 from pytest_fa.errors import FaError, LacksMemory
 
 # How the judge, torch, CUDA, cuBLAS and other libraries say that the memory of a GPU is used up.
@@ -30,7 +31,7 @@ _LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 # How Python and pybind11 say that a function was called with arguments that it does not take.
 _SIGNATURE = r"unexpected keyword arg|positional arg|missing \d+ required|multiple values for|incompatible function arg"
 
-CALL_HINT = "; pytest-fa calls f(q, k, v, *, scale, causal, out) unless the manifest has entry.call"
+CALL_HINT = f"; pytest-fa calls f(q, k, v, *, {', '.join(parts.keywords())}) unless the manifest has entry.call"
 
 
 def message_of(problem: Exception) -> str:

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 import torch
 
+from pytest_fa.attention.lse import PART
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Tolerance
 from pytest_fa.gpu.inputs import Inputs, make_inputs
-from pytest_fa.judge.log_sum_exp import check_lse, make_lse_truth
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.output_check import check_output
+from pytest_fa.judge.row_outputs import check_rows, make_row_truth
 from tests.emulator.emulated import Emulated, Emulator, Schedule, StuckKernel
 
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -62,7 +63,7 @@ def broken_bounds(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor) -> list[
     """The bounds that an output and a log-sum-exp do not hold."""
     policy: Tolerance = "same_precision" if inputs.descales is None else "fp8"
     check = check_output(out, truth_of("attention", inputs, (), policy), policy)
-    bounds = (*check.bounds, check_lse(lse, make_lse_truth(inputs, (), policy))[0])
+    bounds = (*check.bounds, check_rows("lse", lse, make_row_truth(PART, inputs, (), policy))[0])
     return [bound.name for bound in bounds if bound.enforced and not bound.holds]
 
 

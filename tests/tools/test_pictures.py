@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from pytest_fa.catalog.case import DTYPES
+from pytest_fa.attention.dtypes import DTYPES
 from pytest_fa.catalog.suites import TARGET_SHAPE
 from pytest_fa.records.ceilings import Ceilings, write_ceilings
 from pytest_fa.records.checks import Bound

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
+from pytest_fa.attention import parts
+from pytest_fa.attention.part import Part, shown
 from pytest_fa.errors import FaError
 from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.features.gate.noise_table import noise_rows
@@ -287,6 +289,25 @@ def _device_us(records: list[Record], variant: str) -> float:
     raise TableProblem(f"{variant} was not timed")
 
 
+def _parts(words: str) -> str:
+    """The parts of attention: what they write into the id of a case, or what a manifest says of them."""
+    if words == "ids":
+        rows = [[text, meaning] for part in parts.PARTS for text, meaning in part.rows]
+        return _lines([["part", "meaning"], *rows], "---")
+    if words != "claims":
+        raise TableProblem(f"fa-parts {words}: allowed are ids, claims")
+    heads = ["part", "`supports`", "words of `entry.call`", "`returns`"]
+    named = [part for part in parts.PARTS if part.supports or part.words or part.output]
+    return _lines([heads, *map(_part_cells, named)], "---")
+
+
+def _part_cells(part: Part) -> list[str]:
+    values = ", ".join(f"`{shown(claim)}`" for claim in part.claims)
+    claims = f"`{part.supports}`: {values}" if part.supports else "-"
+    words = ", ".join(f"`{word}`" for word in (*part.words, *part.output_names)) or "-"
+    return [part.summary, claims, words, f"`{part.output}`" if part.output else "-"]
+
+
 MAKERS: dict[str, Callable[[str, Path], str]] = {
     "table": lambda words, root: _table(_spec("table", words, TableSpec), root),
     "margins": lambda words, root: _margins(_spec("margins", words, MarginSpec), root),
@@ -301,6 +322,7 @@ MAKERS: dict[str, Callable[[str, Path], str]] = {
     "pipes": lambda words, root: _pipes(_spec("pipes", words, PipesSpec), root),
     "screen": lambda words, root: _screen(_spec("screen", words, ScreenSpec), root),
     "options": lambda _words, _root: _options(),
+    "parts": lambda words, _root: _parts(words),
     "exploits": lambda _words, _root: _lines(exploit_rows(), "---"),
     "twins": lambda _words, _root: _lines(twin_rows(), "---"),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_fa.catalog.case import DTYPES
+from pytest_fa.attention.dtypes import DTYPES
 from pytest_fa.records.record import Record
 from pytest_fa.table.picture_style import GUIDE_COLOR, LINE_COLORS, TEXT_COLOR, gpu_of, new_figure, without_math
 

@@ -44,6 +44,9 @@ A table is between two comments.  The first comment says what the table shows:
     <!-- fa-options all -->
     <!-- /fa-options -->
 
+    <!-- fa-parts ids -->
+    <!-- /fa-parts -->
+
     <!-- fa-exploits all -->
     <!-- /fa-exploits -->
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pytest_fa.attention import parts
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Entry, Limits, Supports, Variant
 from pytest_fa.errors import DeviceLost, UsageProblem, WrongResult
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from pytest_fa.candidate.forward import Forward
 
 Function = Callable[..., Any]
-OPTIONAL = ("scale", "causal", "out")  # passed by keyword, if the function takes them
 NOT_PROFILED = "a function of this process is not profiled; only a variant is"
 
 
@@ -33,7 +33,7 @@ class ThisProcess(ProfilerWorkers):
     def __init__(self, function: Function, case: Case) -> None:
         super().__init__()
         self._forward = forward_of(function, case)
-        self._call_hint = f"; it is called as {_call_of(function)}; wrap it: `{_wrapped(case)}`"
+        self._call_hint = f"; it is called as {_call_of(function, case)}; wrap it: `{_wrapped(case)}`"
 
     def start(self, *, on_gpu: bool = False, with_candidate: bool = False) -> None:
         """Start nothing: there is no other process."""
@@ -90,15 +90,7 @@ def variant_for(function: Function, case: Case) -> Variant:
         role="candidate",
         entry=Entry(kind="python", target=f"{getattr(function, '__module__', None)}:{name_of(function)}"),
         arch=(),
-        supports=Supports(
-            dtype=(case.dtype,),
-            head_dim=(case.head_dim,),
-            causal=(case.causal,),
-            layout=(case.layout,),
-            device=("cuda", "cpu"),
-            grouped_heads=True,
-            seq_k_min=0,
-        ),
+        supports=Supports(device=("cuda", "cpu"), seq_k_min=0).for_case(case),
         instantiations=((case.dtype, case.head_dim),),
         defines={},
         flags=(),
@@ -119,15 +111,16 @@ def name_of(function: Function) -> str:
 
 
 def forward_of(function: Function, case: Case) -> Forward:
-    """The function as `f(q, k, v, *, scale, causal, out)`.
+    """The function, which gets those of the keywords of a call that it takes.
 
-    It gets those of the three keywords that it takes.  A function that takes `out` may return None; then it has written
-    into `out`.  Raises `UsageProblem` for a causal case if it does not take `causal`.
+    A function that takes `out` may return None; then it has written into `out`.  Raises `UsageProblem` for a case with
+    a part of attention for which the function takes no keyword.
     """
-    taken = _taken_keywords(function)
-    if case.causal != "none" and "causal" not in taken:
-        name = name_of(function)
-        raise UsageProblem(f"case: {case.id} is causal, but {name} takes no keyword `causal`; add it, or drop -causal")
+    taken = _taken_keywords(function, case)
+    for word, part in parts.words_beyond_plain(case).items():
+        if word not in taken:
+            lacks, drop = f"{name_of(function)} takes no keyword `{word}`", f"drop -{case.text_of(part.tokens[0])}"
+            raise UsageProblem(f"case: {case.id} is {word}, but {lacks}; add it, or {drop}")
 
     def forward(q: Any, k: Any, v: Any, **keywords: Any) -> Any:  # noqa: ANN401  # tensors; this module imports no torch
         returned = function(q, k, v, **{name: keywords[name] for name in taken})
@@ -150,25 +143,31 @@ def _require_no_output_in(returned: object, out: Any, case: Case) -> None:  # no
 
 def _wrapped(case: Case) -> str:
     """What to write for a function that has other parameters, or returns something else."""
-    return f"lambda q, k, v, *, scale{'' if case.causal == 'none' else ', causal'}: f(...)"
+    return f"lambda q, k, v, *, {', '.join(('scale', *_needed_words(case)))}: f(...)"
 
 
-def _call_of(function: Function) -> str:
+def _needed_words(case: Case) -> tuple[str, ...]:
+    """The keywords that a function must take, because the case has parts of attention that they are about."""
+    return tuple(parts.words_beyond_plain(case))
+
+
+def _call_of(function: Function, case: Case) -> str:
     """How a function is called."""
-    return f"f({', '.join(('q', 'k', 'v', *(f'{name}={name}' for name in _taken_keywords(function))))})"
+    return f"f({', '.join(('q', 'k', 'v', *(f'{name}={name}' for name in _taken_keywords(function, case))))})"
 
 
-def _taken_keywords(function: Function) -> tuple[str, ...]:
-    """The optional keywords that a function takes; none of them if its signature is not known."""
+def _taken_keywords(function: Function, case: Case) -> tuple[str, ...]:
+    """The keywords of a call on a case that a function takes; none of them if its signature is not known."""
+    passed = tuple(dict.fromkeys((*parts.keywords(), *_needed_words(case))))
     try:
         parameters = _signature(function).parameters
     except (ValueError, TypeError):  # such as that of a function in C
         return ()
     kinds = {parameter.kind for parameter in parameters.values()}
     if inspect.Parameter.VAR_KEYWORD in kinds:
-        return OPTIONAL
+        return passed
     by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return tuple(name for name in OPTIONAL if name in parameters and parameters[name].kind in by_keyword)
+    return tuple(name for name in passed if name in parameters and parameters[name].kind in by_keyword)
 
 
 def _signature(function: Function) -> inspect.Signature:

@@ -18,7 +18,7 @@ from pytest_fa.records.record import Record, RecordKind
 
 UNJUDGED_ROLES = ("overhead", "ablation")
 
-# The bounds of each policy in their order, and whether they are enforced; `lse` follows if the variant returns it.
+# The bounds of each policy in their order, and whether they are enforced; those of further outputs follow.
 BOUNDS: dict[str, dict[str, bool]] = {
     "same_precision": {"finite": True, "max": True, "rms": True, "row rms": True, "gain": True},
     "fp8": {"finite": True, "max": True, "relative rms": True, "gain": True, "max_err": False, "rel_err": False},
@@ -62,7 +62,7 @@ def missing_evidence(record: Record) -> Iterator[str]:
     if is_judged and (record.check is None or states.get("correct") != "ok"):
         yield "the outcome is ok, and nothing was judged"
     if record.repeats and not (record.repeats.is_equal or record.repeats.may_differ):
-        differing = record.repeats.differing + record.repeats.lse_differing
+        differing = record.repeats.differing + sum(record.repeats.rows_differing.values())
         yield f"the outcome is ok, {differing} of {record.repeats.count} repeats differ"
     if record.kind == "speed" and (record.speed is None) != (states.get("speed") != "ok"):
         has = "no time" if record.speed is None else "a time"
@@ -89,8 +89,7 @@ def wrong_bounds(check: Check, case: Case | None) -> Iterator[str]:
     expected = dict(BOUNDS[check.policy])
     if case is not None and check.element_count != (elements := math.prod(case.out_shape)):
         yield f"{check.element_count} elements were judged, the output of {case.id} has {elements}"
-    if check.lse is not None:
-        expected["lse"] = True
+    expected |= dict.fromkeys(check.rows, True)
     stated = [(bound.name, bound.enforced) for bound in check.bounds]
     if stated != list(expected.items()):
         yield f"policy {check.policy!r} has the bounds {_listed(list(expected.items()))}, it has {_listed(stated)}"
@@ -105,8 +104,9 @@ def wrong_bounds(check: Check, case: Case | None) -> Iterator[str]:
     yield from _wrong_element(check, is_largest=check.policy != "fp8" and dtype != "fp32")
     if bounds["max"].holds and check.bad_count:
         yield f"bound 'max' holds, {check.bad_count} elements are bad"
-    if check.lse is not None and bounds["lse"].holds and check.lse.bad_count:
-        yield f"bound 'lse' holds, {check.lse.bad_count} rows are bad"
+    for name, rows in check.rows.items():
+        if bounds[name].holds and rows.bad_count:
+            yield f"bound {name!r} holds, {rows.bad_count} rows are bad"
 
 
 def _wrong_allowance(check: Check, largest: Bound, rms: Bound) -> Iterator[str]:

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import Feature, OptionRow, Part, Reader, Subcommand, SuiteTest
+from pytest_fa.feature import Feature, FeatureOptions, OptionRow, Reader, Subcommand, SuiteTest
 from pytest_fa.options.values import is_whole_number, number
 
 MIN_RATIO, MAX_RATIO = 0.01, 100.0
@@ -38,7 +38,7 @@ OPTIONS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class GateOptions(Part):
+class GateOptions(FeatureOptions):
     """The ratio of `--fa-gate`, and with what and where the variant is compared.
 
     `baseline` is None for the SDPA backends.  `gpus` is the number of GPUs, `ALL_GPUS` for all that are visible.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from pytest_fa.feature import Feature, Part, Reader
+from pytest_fa.feature import Feature, FeatureOptions, Reader
 
 
 @dataclasses.dataclass(frozen=True)
-class GithubOptions(Part):
+class GithubOptions(FeatureOptions):
     """The file of the job summary, if there is one, and whether annotations are printed."""
 
     summary: Path | None

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import Feature, OptionRow, Part, Reader, Subcommand
+from pytest_fa.feature import Feature, FeatureOptions, OptionRow, Reader, Subcommand
 from pytest_fa.options.values import folder
 
 OPTIONS = (
@@ -21,7 +21,7 @@ OPTIONS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class HtmlOptions(Part):
+class HtmlOptions(FeatureOptions):
     """The file of the report; None if only pytest-html writes a page."""
 
     path: Path | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import Feature, OptionRow, Part, Reader, SuiteTest
+from pytest_fa.feature import Feature, FeatureOptions, OptionRow, Reader, SuiteTest
 from pytest_fa.options.values import one_of
 
 # `presets` has the same list; importing it costs a run that does not use this plugin several milliseconds.
@@ -29,7 +29,7 @@ OPTIONS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class NcuOptions(Part):
+class NcuOptions(FeatureOptions):
     """The counters that are collected, and how."""
 
     preset: str = SETS[0]

@@ -12,24 +12,26 @@ import ctypes
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from pytest_fa.attention import abi
+from pytest_fa.attention.dtypes import ELEMENT_BYTES
+from pytest_fa.attention.layout import strides
 from pytest_fa.build.command import ffi_folder
 from pytest_fa.build.unchanged import require_unchanged
-from pytest_fa.catalog.case import ELEMENT_BYTES, Case
+from pytest_fa.catalog.case import Case
 from pytest_fa.errors import ChangedBuild, FaError, LaunchError, UnsupportedCase
 from pytest_fa.gpu.cuda_driver import CudaDriver
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.wire.jobs import CaseJob, decode_job
 
 ABI_VERSION = 1
-DTYPES = {"fp16": 0, "bf16": 1, "fp32": 2, "e4m3": 3}
 DESCALE = 0.01  # of every head in e4m3, whose random numbers are below 448
 E4M3_SIGN, E4M3_NAN = 0x80, 0x7F
 EXPONENT_BITS = {"fp16": 0x7C00, "bf16": 0x7F80, "fp32": 0x7F800000}
-CAUSALS = {"none": 0, "top_left": 1, "bottom_right": 2}
 MESSAGE_BYTES = 512
 
 
@@ -39,24 +41,21 @@ class Strides(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int64) for name in ("batch", "head", "seq", "dim"))
 
 
+CTYPES: dict[abi.FieldKind, type[ctypes.Structure | ctypes._SimpleCData[Any]]] = {
+    "uint32": ctypes.c_uint32,
+    "uint64": ctypes.c_uint64,
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "float": ctypes.c_float,
+    "pointer": ctypes.c_void_p,
+    "strides": Strides,
+}
+
+
 class ForwardArgs(ctypes.Structure):
     """`FaForwardArgs` of `include/fa_forward.h`, with the same fields in the same order."""
 
-    _fields_ = (
-        ("abi_version", ctypes.c_uint32),
-        ("struct_size", ctypes.c_uint32),
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "lse", "workspace")),
-        ("workspace_bytes", ctypes.c_uint64),
-        *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")),
-        *((name, Strides) for name in ("q_stride", "k_stride", "v_stride", "out_stride")),
-        ("dtype", ctypes.c_int32),
-        ("causal", ctypes.c_int32),
-        ("scale", ctypes.c_float),
-        ("out_dtype", ctypes.c_int32),
-        *((name, ctypes.c_void_p) for name in ("q_descale", "k_descale", "v_descale")),
-        ("message", ctypes.c_void_p),
-        ("message_bytes", ctypes.c_uint64),
-    )
+    _fields_ = tuple((name, CTYPES[kind]) for name, kind in abi.FIELDS)
 
 
 class PlainResult(msgspec.Struct, frozen=True):
@@ -125,21 +124,15 @@ def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
     args.q, args.k, args.v, args.out = q, k, v, out
     for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
         setattr(args, name, getattr(case, name))
-    args.q_stride = args.out_stride = _strides(case, case.heads, case.seq_q)
+    args.q_stride = args.out_stride = Strides(*strides(case.layout, case.heads, case.seq_q, case.head_dim))
     if case.computes == "scores":
         _, heads, queries, keys = case.out_shape
         args.out_stride = Strides(heads * queries * keys, queries * keys, keys, 1)
-    args.k_stride = args.v_stride = _strides(case, case.kv_heads, case.seq_k)
-    args.dtype, args.causal, args.scale = DTYPES[case.dtype], CAUSALS[case.causal], case.scale
-    args.out_dtype = DTYPES[case.out_dtype]
+    args.k_stride = args.v_stride = Strides(*strides(case.layout, case.kv_heads, case.seq_k, case.head_dim))
+    args.scale = case.scale
+    for name, codes in abi.CODES.items():
+        setattr(args, name, codes[getattr(case, name)])
     return args
-
-
-def _strides(case: Case, heads: int, sequence: int) -> Strides:
-    dim, batch_stride = case.head_dim, heads * sequence * case.head_dim
-    if case.layout == "bshd":
-        return Strides(batch_stride, dim, heads * dim, 1)
-    return Strides(batch_stride, sequence * dim, dim, 1)
 
 
 def _draw(generator: np.random.Generator, count: int, dtype: str) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import Feature, OptionRow, Part, Reader, SuiteTest
+from pytest_fa.feature import Feature, FeatureOptions, OptionRow, Reader, SuiteTest
 from pytest_fa.options.values import each_of
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -21,7 +21,7 @@ OPTIONS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class SanitizeOptions(Part):
+class SanitizeOptions(FeatureOptions):
     """The tools of compute-sanitizer that run."""
 
     tools: tuple[str, ...]

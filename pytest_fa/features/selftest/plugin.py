@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import CaseRules, Feature, OptionRow, Part, Reader, SuiteTest
+from pytest_fa.feature import CaseRules, Feature, FeatureOptions, OptionRow, Reader, SuiteTest
 
 FOLDER = Path(__file__).parent
 REPEATS = 30  # of a judged call
@@ -31,7 +31,7 @@ def watchdog_seconds(variant: object, device: str) -> float | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class SelftestOptions(Part):
+class SelftestOptions(FeatureOptions):
     """The kernels of the self-test run, and every check on each of them."""
 
     suite_file = "selftest.py"

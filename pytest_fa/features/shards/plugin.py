@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import Feature, OptionRow, Part, Reader, Subcommand
+from pytest_fa.feature import Feature, FeatureOptions, OptionRow, Reader, Subcommand
 from pytest_fa.options.values import is_whole_number
 
 MAX_SHARDS = 10_000
@@ -23,7 +23,7 @@ OPTIONS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class ShardOptions(Part):
+class ShardOptions(FeatureOptions):
     """The part of the run, from 1 on, and the number of parts."""
 
     number: int

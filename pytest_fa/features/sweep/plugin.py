@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import Feature, OptionRow, Part, Reader, Subcommand, SuiteTest
+from pytest_fa.feature import Feature, FeatureOptions, OptionRow, Reader, Subcommand, SuiteTest
 from pytest_fa.options.values import is_whole_number, one_of, words_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ OPTIONS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class SweepOptions(Part):
+class SweepOptions(FeatureOptions):
     """The variant that is swept, how many configurations are tried, and where the study is."""
 
     name: str

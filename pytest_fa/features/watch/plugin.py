@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import Feature, OptionRow, Part, Reader
+from pytest_fa.feature import Feature, FeatureOptions, OptionRow, Reader
 
 OPTIONS = (
     OptionRow(
@@ -16,7 +16,7 @@ OPTIONS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class WatchOptions(Part):
+class WatchOptions(FeatureOptions):
     """The run stays and answers saves."""
 
     keeps_servers = True

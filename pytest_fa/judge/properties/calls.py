@@ -39,7 +39,7 @@ def new_shape(subject: PropertySubject) -> None:
     subject.call(inputs, out)
     if inputs.q.stride(0) != inputs.q.shape[1] * inputs.q.stride(1):
         raise UnsupportedCase("in this layout, batches and heads cannot be merged without a copy")
-    merged = Output(*(_one_batch(tensor) for tensor in out.poison().tensors))
+    merged = out.poison().map(_one_batch)
     subject.require_right("new_shape", subject.call(_merged(inputs), merged).clone(), _merged(private))
 
 
@@ -73,7 +73,7 @@ def _require_own_stream(subject: PropertySubject) -> None:
     call = subject.views_of(late, out)
     copies = zip(candidate.lending.lend(late[:3]), candidate.lending.lend(data[:3]), strict=True)
     # The output is copied in stream order, so that a kernel that writes later is found.
-    kept = zip(candidate.lending.lend(snapshot.tensors), filter(None, (call.out, call.lse)), strict=True)
+    kept = zip(candidate.lending.lend(snapshot.tensors), call.written, strict=True)
     arriving, leaving = ([Copy(target, origin) for target, origin in pairs] for pairs in (copies, kept))
     candidate.run_script(Script(((Sleep(SLOW_CYCLES), *arriving, Launch(call), *leaving),)))
     candidate.lending.take_back()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from pytest_fa.attention import parts
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.inputs import LINEAR_IN, Inputs, Output, clone, is_poison
 from pytest_fa.judge.policies import ulp
@@ -75,8 +76,8 @@ def _shifted(subject: PropertySubject, inputs: Inputs) -> Iterator[HardData]:
 
 
 def _reversed(inputs: Inputs) -> Iterator[HardData]:
-    """Without a mask, the order of the keys does not change the result."""
-    if inputs.causal == "none":
+    """Without a mask and the like, the order of the keys does not change the result."""
+    if not parts.order_matters(inputs):
         yield "keys in reverse order", inputs._replace(k=inputs.k.flip(2), v=inputs.v.flip(2)), inputs
 
 
@@ -114,7 +115,7 @@ def head_independence(subject: PropertySubject) -> None:
 def contained_nan(subject: PropertySubject) -> None:
     """NaN in head 1 of V (for scores: of K) does not change a bit of the other heads' output.
 
-    If the variant returns a log-sum-exp, it is NaN in each row with a NaN score.
+    The further outputs that the variant returns are NaN in each row with a NaN score.
     """
     inputs = subject.inputs()
     before = subject.call(inputs).clone()
@@ -123,13 +124,13 @@ def contained_nan(subject: PropertySubject) -> None:
     with_nan[:, 1] = float("nan")
     after = subject.call(inputs._replace(**{name: with_nan}))
     _require_same_in_other_heads("contained_nan", subject, inputs, before, after)
-    if "lse" in subject.variant.returns:
-        _require_nan_lse(subject, inputs, "key")
-        _require_nan_lse(subject, inputs, "query")
+    for output in subject.more_outputs:
+        _require_nan_rows(subject, inputs, output, "key")
+        _require_nan_rows(subject, inputs, output, "query")
 
 
-def _require_nan_lse(subject: PropertySubject, inputs: Inputs, what: str) -> None:
-    """Put a NaN into a key or a query of head 1.  Each row that sees it must have a NaN log-sum-exp.
+def _require_nan_rows(subject: PropertySubject, inputs: Inputs, output: str, what: str) -> None:
+    """Put a NaN into a key or a query of head 1.  Each row that sees it must have NaN in a further output.
 
     Raises `WrongResult` if one has not.
     A kernel that tests the row sum with `l > 0` returns -inf, as for a row that sees no key.  One that does not write
@@ -138,14 +139,14 @@ def _require_nan_lse(subject: PropertySubject, inputs: Inputs, what: str) -> Non
     place = min(inputs.q.shape[2], inputs.k.shape[2]) // 2  # under each mask, there is a row that sees this key
     with_nan = inputs._replace(q=inputs.q.clone(), k=inputs.k.clone())
     (with_nan.k if what == "key" else with_nan.q)[:, 1, place] = float("nan")
-    _, lse = subject.call(with_nan).tensors
-    has_nan = lse.isnan() & ~is_poison(lse)
-    wrong = subject.exact_lse(with_nan).isnan() & ~has_nan  # [batch, heads, seq_q]
+    rows = subject.call(with_nan).more[output]
+    has_nan = rows.isnan() & ~is_poison(rows)
+    wrong = subject.exact_rows(output, with_nan).isnan() & ~has_nan  # [batch, heads, seq_q]
     if not wrong.any():
         return
     row = tuple(wrong.nonzero()[0].tolist())
-    value = "not written" if is_poison(lse)[row] else f"{float(lse[row]):.6g}"
-    message = f"the log-sum-exp of {int(wrong.sum())} rows is not NaN; in row {row} it is {value}"
+    value = "not written" if is_poison(rows)[row] else f"{float(rows[row]):.6g}"
+    message = f"the {parts.title_of(output)} of {int(wrong.sum())} rows is not NaN; in row {row} it is {value}"
     remedy = "test the row sum with `== 0`, not with `> 0`"
     raise WrongResult("contained_nan", f"contained_nan (NaN in {what} {place} of head 1): {message}; {remedy}")
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import pytest_fa
-from pytest_fa.catalog.case import DTYPES, parse_case
+from pytest_fa.attention.dtypes import DTYPES
+from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import FaError, ManifestError, UsageProblem
 from pytest_fa.features.api.arguments import Settings, case_of, cases_of
 from pytest_fa.session.refusals import Refused

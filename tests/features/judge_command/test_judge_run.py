@@ -83,7 +83,7 @@ def test_the_first_failure_ends_the_run(run: Any) -> None:
 )
 def test_the_status_beside_the_records_is_that_of_pytest(run: Any, outcome: Any, status: int) -> None:
     """A bundle can be made of these records: the exit status is the one that plain pytest has for them."""
-    _, written = run(right_record, lambda: record(kind="gate", outcome=Outcome(outcome)))
+    _, written = run(right_record, lambda: record(kind="gate", outcome=Outcome[outcome.upper()]))
     assert status == written
 
 

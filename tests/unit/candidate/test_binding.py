@@ -14,7 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.build.command import BINDING, binding_command, ffi_folder
 from pytest_fa.build.toolchain import find_toolchain
-from pytest_fa.candidate.module import CudaForward
+from pytest_fa.candidate.cuda_forward import CudaForward
 from pytest_fa.errors import LaunchError, ToolchainError, UnsupportedCase
 from pytest_fa.features.sanitize.plain_call import ForwardArgs
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_fa.build.cache import StoredBuild
-from pytest_fa.candidate import module
+from pytest_fa.candidate import cuda_forward
 from pytest_fa.candidate.launch_hint import may_use_smem
 from pytest_fa.errors import LaunchError
 from tests.factories import build
@@ -53,7 +53,7 @@ def _message(monkeypatch: pytest.MonkeyPatch, error: str, sizes: tuple[int, int,
     batch, heads, kv_heads = sizes
     q = torch.empty(batch, heads, 16, 64, device="meta")
     k = torch.empty(batch, kv_heads, 77, 64, device="meta")
-    problem = module._translate_error(RuntimeError(f"launch failed: {error}"), q, k, library)
+    problem = cuda_forward._translate_error(RuntimeError(f"launch failed: {error}"), q, k, library)
     assert isinstance(problem, LaunchError)
     return str(problem)
 

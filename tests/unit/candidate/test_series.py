@@ -31,7 +31,7 @@ class Memory:
         """Prepare four calls: q, k and v at other places for each, and outputs 2, 0, 1, 0."""
         base = view_of(self.buffer[:8].view(SHAPE), 0)
         outs = tuple(view_of(out, number) for number, out in enumerate(self.outs, 1))
-        first = CallViews(base, base, base, outs[0], 0.5, "top_left")
+        first = CallViews(base, base, base, outs[0], 0.5, {"causal": "top_left"})
         shifts = ((0, 8, 16), (1, 9, 17), (2, 10, 18), (3, 11, 19))
         self.agent.execute(Prepare("calls", Series(first, outs, shifts, (2, 0, 1, 0)), cpu_threads))
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pytest_fa.catalog.case import Case, parse_case
-from pytest_fa.catalog.claims import Claim, claim_cases, claim_of, claims_of, unjudged
+from pytest_fa.catalog.claims import claim_cases, claim_of, claims_of, unjudged
 from pytest_fa.catalog.fit import EVERYTHING, cases_for
 from pytest_fa.catalog.plan import Plan
 from pytest_fa.catalog.properties import ON_GPU, PROPERTIES, case_of_property
@@ -102,8 +102,8 @@ def test_properties_take_turns(supports: Supports) -> None:
     cases = {name: case_of_property(candidate, name) for name in PROPERTIES}
     assert [name for name, case in cases.items() if candidate.refuses(case)] == []
     tested = [claim_of(case) for name, case in cases.items() if name not in ON_GPU]
-    for place in range(len(Claim._fields)):
-        assert {claim[place] for claim in claims_of(candidate)} == {claim[place] for claim in tested}
+    for place in range(len(tested[0].flat)):
+        assert {claim.flat[place] for claim in claims_of(candidate)} == {claim.flat[place] for claim in tested}
     assert unjudged(candidate, cases.values()) == []
 
 

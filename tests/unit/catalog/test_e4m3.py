@@ -6,8 +6,10 @@ import msgspec
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from pytest_fa.catalog.case import Case, Dtype, parse_case
-from pytest_fa.catalog.claims import SPECIAL, claim_cases
+from pytest_fa.attention.dtypes import Dtype
+from pytest_fa.attention.e4m3 import SPECIAL
+from pytest_fa.catalog.case import Case, parse_case
+from pytest_fa.catalog.claims import claim_cases
 from pytest_fa.catalog.entry import entry_problem
 from pytest_fa.catalog.fit import EVERYTHING, cases_for
 from pytest_fa.catalog.plan import Plan

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pytest_fa.catalog.case import Dtype, parse_case
+from pytest_fa.attention.dtypes import Dtype
+from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.fit import EVERYTHING
 from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fa.catalog.case import Computes, parse_case
+from pytest_fa.attention.scores import Computes
+from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.properties import ATTENTION_ONLY, PROPERTIES, properties_of, property_case

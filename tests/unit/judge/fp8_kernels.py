@@ -104,7 +104,7 @@ def simulate_fp8_with_lse(inputs: Inputs, kernel: Fp8Kernel) -> Output:
     assert inputs.descales is not None
     out = torch.where(l > 0, o / l, 0.0) * inputs.descales.v[..., None, None]
     lse = (m + torch.log2(l / kernel.p_scale)) * math.log(2)
-    return Output(out.to(inputs.output_dtype), lse[..., 0])
+    return Output(out.to(inputs.output_dtype), {"lse": lse[..., 0]})
 
 
 def _per_query_head(inputs: Inputs, kernel: Fp8Kernel) -> Inputs:

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_fa.catalog.case import Case, Causal, Dtype
+from pytest_fa.attention.causal import Causal
+from pytest_fa.attention.dtypes import Dtype
+from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Tolerance
 from pytest_fa.gpu.inputs import Inputs, make_inputs
 

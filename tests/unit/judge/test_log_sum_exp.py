@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
 
+from pytest_fa.attention.lse import PART
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Rounding
-from pytest_fa.gpu.inputs import Inputs, make_inputs, poisoned_lse
-from pytest_fa.judge.log_sum_exp import check_lse, make_lse_truth
-from pytest_fa.judge.lse_mistakes import explain_lse
+from pytest_fa.gpu.inputs import Inputs, make_inputs, poisoned_rows
+from pytest_fa.judge.row_outputs import check_rows, explain_rows, make_row_truth
 from pytest_fa.judge.truth import hidden_keys, repeated_heads
 from tests.tiers import nightly_after
 from tests.unit.judge.fp8_kernels import Fp8Kernel, simulate_fp8_with_lse
@@ -27,6 +28,8 @@ CASES = (
     "b1h1s5d64-fp16-sk0-seed5",
 )
 CPU = torch.device("cpu")
+make_lse_truth, explain_lse = partial(make_row_truth, PART), partial(explain_rows, PART)
+check_lse = partial(check_rows, "lse")
 
 
 def inputs_of(case: str, factor: float = 1.0) -> Inputs:
@@ -135,8 +138,7 @@ def test_scores_in_13_bits(case: str, data: str) -> None:
     truth = make_lse_truth(inputs, policy="fp8")
     for kernel in (IN_13_BITS, IN_13_BITS._replace(accumulates=128, sum_accumulates=128)):
         output = simulate_fp8_with_lse(inputs, kernel)
-        assert output.lse is not None
-        bound, check = check_lse(output.lse, truth)
+        bound, check = check_lse(output.more["lse"], truth)
         assert (bound.holds, check.bad_count) == (True, 0)
         assert bound.used is not None
         assert bound.used < 0.6
@@ -146,9 +148,9 @@ def test_scores_in_13_bits(case: str, data: str) -> None:
 def test_scores_in_13_bits_need_their_part_of_the_bound() -> None:
     """Where one product outweighs the others, the error of a right kernel exceeds the other parts of the bound."""
     inputs = make_inputs(parse_case(E4M3_CASES[0]), CPU)
-    lse = [simulate_fp8_with_lse(inputs, Fp8Kernel(tile=128, s_in_13_bits=cut)).lse for cut in (False, True)]
+    lse = [simulate_fp8_with_lse(inputs, Fp8Kernel(tile=128, s_in_13_bits=cut)).more["lse"] for cut in (False, True)]
     truth = make_lse_truth(inputs, policy="fp8")
-    errors = [float((value - truth.exact).abs().max()) for value in lse if value is not None]
+    errors = [float((value - truth.exact).abs().max()) for value in lse]
     assert errors[0] < 1e-3
     assert errors[1] > 0.12 + 2.0**-9
 
@@ -188,7 +190,7 @@ def test_nan(snapshot: SnapshotAssertion) -> None:
     truth, right = make_lse_truth(inputs), torch.logsumexp(scores_of(inputs), -1)
     assert check_lse(right, truth)[0].holds
     assert not check_lse(right.nan_to_num(0.0), truth)[0].holds
-    unwritten = poisoned_lse(inputs)
+    unwritten = poisoned_rows(inputs)
     bound, check = check_lse(unwritten, truth)
     assert (bound.holds, bound.value, check.bad_count) == (False, None, 127)
     assert snapshot == explain_lse(unwritten, truth, inputs)

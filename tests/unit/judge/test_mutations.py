@@ -9,7 +9,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from pytest_fa.catalog.case import Dtype, parse_case
+from pytest_fa.attention.dtypes import Dtype
+from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Tolerance
 from pytest_fa.gpu.inputs import Inputs, make_inputs
 from pytest_fa.judge.output_check import check_output

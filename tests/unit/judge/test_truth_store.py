@@ -185,7 +185,7 @@ def test_data_that_change_meanwhile_do_not_spoil_the_store(monkeypatch: pytest.M
     assert torch.equal(stored.out, truth_of("attention", inputs_of(), (), POLICY).out)
 
 
-@pytest.mark.parametrize("name", ["make_lse_truth", "cross_check_all"])
+@pytest.mark.parametrize("name", ["make_row_truth", "cross_check_all"])
 def test_the_log_sum_exp_and_cross_checks_are_shared(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The truth of the log-sum-exp and the verdicts on SDPA's backends are computed once for the same data."""
     results: list[object] = []
@@ -199,7 +199,7 @@ def test_the_log_sum_exp_and_cross_checks_are_shared(monkeypatch: pytest.MonkeyP
     store, inputs = TruthStore(), inputs_of()
     truth = store.truth_of("attention", inputs, (), POLICY)
     for _ in range(2):
-        store.lse_truth_of(inputs, (), POLICY)
+        store.row_truth_of("lse", inputs, (), POLICY)
         store.cross_checks((), inputs, truth, (), POLICY)
     assert len(results) == 1
 

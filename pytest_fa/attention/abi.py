@@ -1,0 +1,49 @@
+"""The C interface of `include/fa_forward.h`: the fields of its struct in order, and the codes of values.
+
+A part that adds a field to the struct adds it here, to the header, to the binding and to `candidate/cuda_forward.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pytest_fa.attention.dtypes import FORMATS
+
+FieldKind = Literal["uint32", "uint64", "int32", "int64", "float", "pointer", "strides"]
+
+DTYPE_CODES = {name: each.code for name, each in FORMATS.items()}
+CAUSAL_CODES = {"none": 0, "top_left": 1, "bottom_right": 2}
+
+# `FaForwardArgs`
+FIELDS: tuple[tuple[str, FieldKind], ...] = (
+    ("abi_version", "uint32"),
+    ("struct_size", "uint32"),
+    ("q", "pointer"),
+    ("k", "pointer"),
+    ("v", "pointer"),
+    ("out", "pointer"),
+    ("lse", "pointer"),
+    ("workspace", "pointer"),
+    ("workspace_bytes", "uint64"),
+    ("batch", "int64"),
+    ("heads", "int64"),
+    ("kv_heads", "int64"),
+    ("seq_q", "int64"),
+    ("seq_k", "int64"),
+    ("head_dim", "int64"),
+    ("q_stride", "strides"),
+    ("k_stride", "strides"),
+    ("v_stride", "strides"),
+    ("out_stride", "strides"),
+    ("dtype", "int32"),
+    ("causal", "int32"),
+    ("scale", "float"),
+    ("out_dtype", "int32"),
+    ("q_descale", "pointer"),
+    ("k_descale", "pointer"),
+    ("v_descale", "pointer"),
+    ("message", "pointer"),
+    ("message_bytes", "uint64"),
+)
+# The fields whose values have a code.
+CODES = {"dtype": DTYPE_CODES, "causal": CAUSAL_CODES, "out_dtype": DTYPE_CODES}

@@ -1,0 +1,25 @@
+"""The dtypes of q, k and v."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Dtype = Literal["fp16", "bf16", "fp32", "e4m3"]
+
+
+class NumberFormat(NamedTuple):
+    """What the rest of the package knows of a dtype: its size, its code in the C interface, and torch's name."""
+
+    element_bytes: int
+    code: int
+    torch_name: str
+
+
+FORMATS: dict[str, NumberFormat] = {
+    "fp16": NumberFormat(2, 0, "float16"),
+    "bf16": NumberFormat(2, 1, "bfloat16"),
+    "fp32": NumberFormat(4, 2, "float32"),
+    "e4m3": NumberFormat(1, 3, "float8_e4m3fn"),
+}
+DTYPES: tuple[str, ...] = tuple(FORMATS)
+ELEMENT_BYTES: dict[str, int] = {name: each.element_bytes for name, each in FORMATS.items()}

@@ -1,0 +1,88 @@
+"""Grouped heads: several heads of q share one head of k and v (grouped-query and multi-query attention)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytest_fa.attention.mistake import Mistake
+from pytest_fa.attention.part import CallInputs, Part, Shape
+from pytest_fa.attention.token import Number
+
+if TYPE_CHECKING:
+    import torch
+
+GROUP = 2  # the heads of a group in a case of a claim
+
+
+class GroupedHeads(Part):
+    """Head h of q reads head h // (heads / kv_heads) of k and v."""
+
+    name = "grouped_heads"
+    summary = "several heads of q share one head of k and v"
+    tokens = (Number("kv_heads", "kv", "heads", like="heads"),)
+    rows = (("`-kv2`", "2 key/value heads"),)
+    supports = "grouped_heads"
+    claims = (False, True)
+    is_after_scores = False
+    claim_order = 1
+    faults = {"heads_modulo": ("max", False)}
+
+    def impossible(self, case: Shape) -> str | None:
+        """The groups are equal."""
+        kv_heads = case.value_of("kv_heads")
+        if kv_heads < 1:
+            return f"kv_heads is {kv_heads}; it must be at least 1"
+        if case.heads % kv_heads:
+            return f"{case.heads} heads cannot share {kv_heads} key/value heads evenly"
+        return None
+
+    # -- the manifest -----------------------------------------------------------------------------------------------
+
+    def supported(self, supports: Any) -> tuple[Any, ...]:  # `catalog.variant.Supports`
+        """`grouped_heads: true` adds groups to equal numbers of heads."""
+        return self.claims if supports.grouped_heads else self.claims[:1]
+
+    def claimed_by(self, case: Shape) -> bool:
+        """Whether heads are shared."""
+        return bool(case.value_of("kv_heads") != case.heads)
+
+    def claim_for(self, case: Shape) -> bool:  # noqa: ARG002
+        """Equal numbers of heads are a grouping, too."""
+        return True
+
+    def fields_with(self, claim: Any, heads: int) -> Mapping[str, Any]:  # one of `claims`
+        """Groups of two heads, for which the number of heads is rounded up."""
+        if not claim:
+            return {"heads": heads, "kv_heads": heads}
+        return {"heads": -(-heads // GROUP) * GROUP, "kv_heads": -(-heads // GROUP)}
+
+    def claim_words(self, claim: Any) -> str:  # one of `claims`
+        """The grouping that was not judged."""
+        return f"{'' if claim else 'un'}grouped heads"
+
+    def refusal(self, case: Shape, supports: Any, remedy: str) -> str | None:  # noqa: ARG002  # the text says it
+        """The numbers of heads, if they must be equal."""
+        if supports.grouped_heads or not self.claimed_by(case):
+            return None
+        kv_heads = case.value_of("kv_heads")
+        return f"kv_heads is {kv_heads} for {case.heads} heads, supports equal numbers (grouped_heads: false)"
+
+    # -- the judge --------------------------------------------------------------------------------------------------
+
+    def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
+        """Heads of k and v in turn instead of in groups."""
+        heads, kv_heads = inputs.q.shape[1], inputs.k.shape[1]
+        if kv_heads not in (1, heads):
+            order = [head % kv_heads for head in range(heads)]
+            words = "query heads are mapped to key heads modulo, not in groups: look at h % kv_heads"
+            yield Mistake(words, lambda inputs: inputs._replace(k=inputs.k[:, order], v=inputs.v[:, order]))
+
+
+def repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """K or V, [batch, kv_heads, seq_k, head_dim], with each of its heads repeated for the query heads that share it."""
+    shared_by = heads // tensor.shape[1]
+    return tensor if shared_by == 1 else tensor.repeat_interleave(shared_by, dim=1)
+
+
+PART = GroupedHeads()

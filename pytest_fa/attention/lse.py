@@ -1,0 +1,178 @@
+"""The log-sum-exp of each row, which a kernel may write or return beside its output.
+
+LSE = log(sum over keys of exp(score)), in natural logarithms; -inf for a row that sees no key.  Its error is absolute:
+a backward pass or a merge of partial results computes exp(score - LSE), so an error of 0.01 there is one of 1 %.
+
+The bound of a row has two parts.
+
+- Rounding of P.  A kernel may sum P as it is stored, rounded to the dtype.  The same-precision reference does so.  Let
+  e be its error in a row, w = sqrt(sum p^2) of the row's weights, and R the RMS of e / w over all rows: allowed are
+  8 max(|e|, R w).  The declared roundings `q` and `s` are part of the reference, too.
+- Arithmetic in float32.  With A = sum over keys of p sum over d of |scale q_d k_d|, the size of the terms of a score:
+  2^-24 (16 (A + |LSE| + 4) + 4 sqrt(keys)).  The first term is for the scores, for exp2 and log2 as the GPU
+  approximates them and for the last rounding; the second is for a sum of many keys, one after the other.
+
+The policy `fp8` allows the rounding of P to e4m3 instead, as it does for the output: 0.12 w + 2^-9.  It also allows
+scores that Hopper's matrix units have added in 13 bits: 2^-12 sqrt(D) B, with B = sum over keys of p (r + s^2 / (8 r)).
+Here s is the score, and r = sqrt(sum over d of (scale q_d k_d)^2) is the size of its terms.  Each term loses up to
+2^-13 of the largest one, or of the sum so far.  Where terms have both signs, most of that cancels, and about sqrt(D) r
+remains.  Where |s| is much larger than r, most terms have the sign of s, and what they lose adds up.  Simulated right
+kernels use at most 0.6 of this part, on e4m3 cases and on the data of `hard_data`.
+
+The declared rounding `tf32` allows scores whose factors were cut off to 10 bits: 2^-10 A.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytest_fa.attention.mistake import TILES
+from pytest_fa.attention.part import Part
+from pytest_fa.attention.rows import RowTruth, ScoreBlock
+
+if TYPE_CHECKING:
+    import torch
+
+UNIT = 2.0**-24  # half the distance between 1 and the next float32
+E4M3_SUM_UNIT = 2.0**-12  # twice the distance between 1 and the next number that a sum of e4m3 products can be
+DEVIATIONS = 8.0  # standard deviations of a row's rounding error that are allowed
+_TINY = 1e-300
+
+
+class Figures(NamedTuple):
+    """Figures of some rows, [batch, heads, rows] float64 each."""
+
+    exact: torch.Tensor
+    reference: torch.Tensor  # the log-sum-exp of the same-precision reference
+    weight: torch.Tensor  # sqrt(sum p^2)
+    size: torch.Tensor  # A: the weighted size of the terms of the scores
+    keys: torch.Tensor  # that the row sees
+    e4m3_sums: torch.Tensor  # sqrt(D) B under the policy `fp8`, else 0
+
+
+class LogSumExp(Part):
+    """[batch, heads, seq_q] float32, contiguous."""
+
+    name = "lse"
+    summary = "the log-sum-exp of each row, beside the output"
+    output = "lse"
+    output_names = {"lse": ("lse", "softmax_lse", "logsumexp")}
+    output_title = "log-sum-exp"
+    faults = {
+        "lse_log2": ("lse", False),
+        "lse_unscaled": ("lse", False),
+        "lse_without_max": ("lse", False),
+        "lse_one_late": ("new_data", False),
+        "lse_last_tile": ("lse", False),
+        "lse_log2_when_long": ("lse", True),
+        "lse_without_nan": ("contained_nan", True),
+        "lse_skips_nan": ("contained_nan", True),
+    }
+    twins = ("twin_right_lse", "twin_right_lse_returned")
+
+    # -- the manifest -----------------------------------------------------------------------------------------------
+
+    def manifest_problem(self, variant: Any) -> str | None:  # `catalog.variant.Variant`
+        """What is wrong with `returns` or `entry.call` because of the log-sum-exp, or None."""
+        return next(self._problems(variant), None)
+
+    def _problems(self, variant: Any) -> Iterator[str]:  # `catalog.variant.Variant`
+        call, listed = variant.entry.call, f"[{', '.join(variant.returns)}]"
+        wants_it = "lse" in variant.returns
+        if wants_it and variant.computes == "scores":
+            yield f"returns is {listed}, but computes is 'scores', which have no log-sum-exp; write [out]"
+        if call is None:
+            return
+        named = call.passes("lse"), call.place_of("lse") is not None
+        if wants_it and not any(named):
+            yield (
+                f"returns is {listed}, but entry.call names no 'lse'; add it to arguments if the function writes it, "
+                f"or write `returns: [out, lse]` in entry.call if the function returns it"
+            )
+        if not wants_it and any(named):
+            yield f"entry.call names 'lse', but returns is {listed}; write `returns: [out, lse]` at the top level, too"
+        if all(named):
+            yield "entry.call passes 'lse' and names it in returns; use only one of the two"
+
+    # -- the judge --------------------------------------------------------------------------------------------------
+
+    def row_figures(self, block: ScoreBlock) -> Figures:
+        """The figures of a block of queries."""
+        scaled, k, rounds = block.q * block.scale, block.k, block.rounds
+        products = scaled @ k.transpose(2, 3)
+        scores = block.seen(products)  # [b, h, rows, seq_k]
+        exact = exact_lse(scores)
+        p = (scores - _finite(exact)[..., None]).exp()
+        size = (p * (scaled.abs() @ k.abs().transpose(2, 3))).sum(-1)
+        stored = _rounded(scaled, block.dtype) @ k.transpose(2, 3) if "q" in rounds else products
+        stored = block.seen(_rounded(stored, block.dtype) if "s" in rounds else stored)
+        row_max = _finite(stored.amax(-1) if stored.shape[-1] else exact)
+        reference = row_max + _rounded((stored - row_max[..., None]).exp(), block.dtype).sum(-1).log()
+        is_fp8 = block.policy == "fp8"
+        e4m3_sums = _error_of_e4m3_sums(scaled, k, scores, p) if is_fp8 else exact.new_zeros(exact.shape)
+        return Figures(
+            exact, reference, p.square().sum(-1).sqrt(), size, (scores > -math.inf).sum(-1).double(), e4m3_sums
+        )
+
+    def row_truth(self, figures: Sequence[torch.Tensor], rounds: tuple[str, ...], policy: str) -> RowTruth:
+        """The largest error that is allowed in each row; 0 where only -inf or NaN is right."""
+        rows = Figures(*figures)
+        has_keys = rows.exact.isfinite()
+        ideal = (rows.reference - rows.exact).abs().where(has_keys, 0.0)
+        relative = (ideal / rows.weight.clamp_min(_TINY)).where(has_keys, 0.0)
+        rms = float((relative.square().sum() / has_keys.sum().clamp_min(1)).sqrt())
+        arithmetic = UNIT * (16 * (rows.size + rows.exact.abs() + 4) + 4 * rows.keys.sqrt())
+        allowed = DEVIATIONS * ideal.maximum(rms * rows.weight) + arithmetic
+        if policy == "fp8":
+            allowed = 0.12 * rows.weight + 2.0**-9 + E4M3_SUM_UNIT * rows.e4m3_sums + arithmetic
+        if "tf32" in rounds:
+            allowed = allowed + 2.0**-10 * rows.size
+        return RowTruth(rows.exact, allowed.where(has_keys, 0.0))
+
+    def row_mistakes(self, block: ScoreBlock, exact: torch.Tensor) -> Iterator[tuple[torch.Tensor, str]]:
+        """The values of each mistake in some rows, [batch, heads, rows] float64, and its sentence."""
+        yield exact / math.log(2), "the log-sum-exp is log2, it must be the natural logarithm: multiply it by ln 2"
+        yield exact * math.log(2), "the log-sum-exp is multiplied by ln 2 once too often"
+        products = block.q @ block.k.transpose(2, 3)
+        yield exact_lse(block.seen(products)), "the scale is missing in the log-sum-exp"
+        scores = block.seen(products * block.scale)
+        row_max = scores.amax(-1) if scores.shape[-1] else exact
+        yield exact - row_max, "the row max is left out of the log-sum-exp: it is log(l), it must be m + log(l)"
+        yield row_max, "the log-sum-exp is only the row max: log(l) is missing"
+        for tile in TILES:
+            if kept := (scores.shape[-1] - 1) // tile * tile:
+                cause = f"the last tile of {tile} keys is left out of the log-sum-exp"
+                yield exact_lse(scores[..., :kept]), cause
+
+
+def exact_lse(scores: torch.Tensor) -> torch.Tensor:
+    """The log-sum-exp over the last axis, [batch, heads, rows]; -inf without keys."""
+    if scores.shape[-1] == 0:
+        return scores.new_full(scores.shape[:-1], -math.inf)
+    return scores.logsumexp(-1)
+
+
+def _error_of_e4m3_sums(
+    scaled: torch.Tensor,  # [batch, heads, rows, head_dim], Q times the scale
+    k: torch.Tensor,  # [batch, heads, seq_k, head_dim]
+    scores: torch.Tensor,  # [batch, heads, rows, seq_k]
+    p: torch.Tensor,  # [batch, heads, rows, seq_k]
+) -> torch.Tensor:
+    """sqrt(D) B of each row, [batch, heads, rows]."""
+    terms = (scaled.square() @ k.square().transpose(2, 3)).sqrt()
+    squared = scores.masked_fill(p == 0, 0.0).square()
+    return math.sqrt(k.shape[3]) * (p * (terms + squared / (8 * terms.clamp_min(_TINY)))).sum(-1)
+
+
+def _finite(tensor: torch.Tensor) -> torch.Tensor:
+    """The values, with 0 instead of -inf."""
+    return tensor.masked_fill(tensor == -math.inf, 0.0)
+
+
+def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype).double()
+
+
+PART = LogSumExp()

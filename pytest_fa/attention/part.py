@@ -1,0 +1,274 @@
+"""`Part`: everything that the rest of the package asks about one part of attention.
+
+A part is a class in a module of its own, and one line in `parts.PARTS`.  Each attribute and method below has a default
+that changes nothing, so a part consists of what it is about.  This one adds a number to every visible score:
+
+    class Bias(Part):
+        name, summary = "bias", "a number is added to each visible score"
+        tokens = (Choice("bias", (("bias2", 2.0),), 0.0),)        # b1h2s64d64-fp16-bias2-seed0
+        rows = (("`-bias2`", "2 is added to each score"),)
+        supports, claims = "bias", (0.0, 2.0)                    # supports: {bias: true}
+        words = {"bias": ("bias", "score_bias")}                 # f(q, k, v, *, scale, bias)
+
+        def scores(self, inputs, scores, positions):
+            return scores + (inputs.word("bias") or 0.0)
+
+        def mistakes(self, inputs):
+            if inputs.word("bias"):
+                yield Mistake("the bias is not added", score=lambda scores, _: scores)
+
+The order of the computation is fixed: scale, then `scores` of each part in the order of `PARTS`, then `hidden`, then
+the softmax.  A case has at most one part that hides keys by their position (`visible_pairs`).
+
+Pytest's own process reads these modules, so they do not import torch: they call the methods of the tensors that they
+get.  What a part adds to the C interface stands in `abi.py`, because the order of a struct's fields is one list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_fa.attention.mistake import Mistake, Positions
+    from pytest_fa.attention.rows import RowTruth, ScoreBlock
+    from pytest_fa.attention.token import Token
+
+
+class Shape(Protocol):
+    """What a part reads of a case (`catalog.case.Case`)."""
+
+    @property
+    def batch(self) -> int:
+        """The number of batches."""
+
+    @property
+    def heads(self) -> int:
+        """The number of heads of q and of the output."""
+
+    @property
+    def seq_q(self) -> int:
+        """The number of queries."""
+
+    @property
+    def seq_k(self) -> int:
+        """The number of keys."""
+
+    @property
+    def head_dim(self) -> int:
+        """The number of elements of a query or key."""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of q, k and v."""
+
+    @property
+    def computes(self) -> str:
+        """`attention` or `scores`."""
+
+    def value_of(self, field: str) -> Any:  # of the field's type
+        """The value of a field of any part."""
+
+
+class CallInputs(Protocol):
+    """What a part reads of the arguments of a call (`gpu.inputs.Inputs`)."""
+
+    @property
+    def q(self) -> torch.Tensor:
+        """[batch, heads, seq_q, head_dim]."""
+
+    @property
+    def k(self) -> torch.Tensor:
+        """[batch, kv_heads, seq_k, head_dim]."""
+
+    @property
+    def v(self) -> torch.Tensor:
+        """[batch, kv_heads, seq_k, head_dim]."""
+
+    def word(self, name: str) -> Any:  # of the word's type
+        """The value of a word of any part; None if the call does not have it."""
+
+
+class Part:
+    """One part of attention; the defaults are those of a part that changes nothing."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]  # for the documentation
+
+    # -- the case ---------------------------------------------------------------------------------------------------
+
+    tokens: ClassVar[tuple[Token, ...]] = ()  # what it writes into an id, in this order
+    rows: ClassVar[tuple[tuple[str, str], ...]] = ()  # the same for the documentation: text and meaning
+
+    def impossible(self, case: Shape) -> str | None:  # noqa: ARG002
+        """Why a case is not possible because of this part, or None."""
+        return None
+
+    def fields_for(self, dtype: str) -> Mapping[str, Any]:  # noqa: ARG002
+        """The fields that a case gets if its dtype becomes this one, because they do not apply to it."""
+        return {}
+
+    def visible_pairs(self, case: Shape) -> int | None:  # noqa: ARG002
+        """The number of pairs of query and key, per head, that this part leaves visible; None if it hides none."""
+        return None
+
+    def lengths_touched(self, case: Shape) -> tuple[int, int] | None:  # noqa: ARG002
+        """The numbers of queries and keys that a call must read; None if this part leaves out none."""
+        return None
+
+    def flops(self, case: Shape) -> int:  # noqa: ARG002
+        """The operations per call besides those of the two matrix products."""
+        return 0
+
+    def size_bytes(self, case: Shape) -> int:  # noqa: ARG002
+        """The bytes per call besides those of q, k, v and the output."""
+        return 0
+
+    def in_words(self, case: Shape) -> str:  # noqa: ARG002
+        """What a picture's title says about a case, with a comma before it; empty for nothing."""
+        return ""
+
+    # -- the manifest -----------------------------------------------------------------------------------------------
+
+    supports: ClassVar[str] = ""  # its key there; empty if no manifest need claim it
+    claims: ClassVar[tuple[Any, ...]] = ()  # the values that can be claimed; the first is that of a plain case
+    # Claims are combined in the order of `PARTS`, those with a higher number after the others.  A refusal because of
+    # a number above 0 is named only if dtype and head_dim are supported.
+    claim_order: ClassVar[int] = 0
+
+    is_after_scores: ClassVar[bool] = True  # whether a probe that computes scores alone can have nothing of it
+
+    def supported(self, supports: Any) -> tuple[Any, ...]:  # `catalog.variant.Supports`
+        """The values that a manifest claims, in its order."""
+        values: tuple[Any, ...] = supports.values_of(self.supports, self.claims[:1])
+        return values
+
+    def read_claim(self, claim: object) -> tuple[Any, ...]:
+        """The values of a claim in a manifest, for a key that is no field of `Supports`: true, false or a list.
+
+        Raises `ValueError` with what is allowed.
+        """
+        if isinstance(claim, bool):
+            return self.claims if claim else self.claims[:1]
+        if isinstance(claim, list) and claim and all(value in self.claims for value in claim):
+            return tuple(claim)
+        allowed = ", ".join(map(shown, self.claims))
+        raise ValueError(f"supports.{self.supports} is {claim!r}; allowed are true, false, or a list of {allowed}")
+
+    def claimed_by(self, case: Shape) -> Any:  # one of `claims`
+        """Which of `claims` a case needs."""
+        return case.value_of(self.tokens[0].field)
+
+    def claim_for(self, case: Shape) -> Any:  # of a field of `Supports`
+        """What `Supports` has for a variant that computes this case and others like it."""
+        return (self.claimed_by(case),)
+
+    def fields_with(self, claim: Any, heads: int) -> Mapping[str, Any]:  # noqa: ARG002  # one of `claims`
+        """The fields of a case that needs a claim; `heads` is the number of its heads."""
+        return {self.tokens[0].field: claim}
+
+    def needs_two_lengths(self, claim: Any) -> bool:  # noqa: ARG002  # one of `claims`
+        """Whether a claim shows only in cases whose numbers of queries and keys differ."""
+        return False
+
+    def claim_words(self, claim: Any) -> str:  # one of `claims`
+        """A claim that was not judged, in words."""
+        return f"{self.supports}: {shown(claim)}"
+
+    def refusal(self, case: Shape, supports: Any, remedy: str) -> str | None:  # `catalog.variant.Supports`
+        """Why a variant does not support a case because of this part, and what to do, or None."""
+        value, allowed = self.claimed_by(case), self.supported(supports)
+        if value in allowed:
+            return None
+        return f"{self.supports} is {shown(value)}, supports {', '.join(map(shown, allowed))}{remedy}"
+
+    # -- the call ---------------------------------------------------------------------------------------------------
+
+    # The words of `entry.call`, which are also the keywords of a Python function, each with the names that functions of
+    # attention libraries give to such a parameter.
+    words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    # Words that each call passes, also of a plain case.  Others are passed only if a case has the part.
+    always: ClassVar[tuple[str, ...]] = ()
+
+    def arguments(self, case: Shape) -> Mapping[str, Any]:
+        """The words of a call, each with its value, besides tensors; without those of a plain case."""
+        fields = {token.field: case.value_of(token.field) for token in self.tokens if token.field in self.words}
+        return {word: value for word, value in fields.items() if value != self.claims[0]}
+
+    def plain_argument(self, word: str) -> Any:  # noqa: ARG002  # of the word's type
+        """The value of a word in a call that does not have it."""
+        return self.claims[0] if self.claims else None
+
+    def passed(self, word: str, value: Any) -> Any:  # noqa: ARG002  # of the word's type
+        """The value as `entry.call` passes it."""
+        return value
+
+    def passed_by(self, variant: Any) -> tuple[str, ...]:  # `catalog.variant.Variant`
+        """The keywords, besides `always`, that the function of a variant without `entry.call` must take."""
+        is_claimed = bool(self.supports) and len(self.supported(variant.supports)) > 1
+        return tuple(word for word in self.words if word not in self.always) if is_claimed else ()
+
+    def call_problem(self, call: Any, supports: Any) -> str | None:  # `catalog.variant.Call`, `Supports`
+        """What is wrong with an `entry.call` because of this part, or None."""
+        if not self.supports or len(supported := self.supported(supports)) == 1:
+            return None
+        for word in self.words:
+            if not call.passes(word):
+                claimed = ", ".join(map(shown, supported))
+                return f"entry.call does not pass {word!r}, but supports.{self.supports} is {claimed}; pass it"
+        return None
+
+    # The name of a further output, [batch, heads, seq_q] float32, which a call writes if `returns` lists it.
+    output: ClassVar[str] = ""
+    output_names: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # as `words`
+    output_title: ClassVar[str] = ""  # in words
+
+    def manifest_problem(self, variant: Any) -> str | None:  # noqa: ARG002  # `catalog.variant.Variant`
+        """What else is wrong with a manifest because of this part, or None."""
+        return None
+
+    # -- the judge --------------------------------------------------------------------------------------------------
+
+    def scores(self, inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:  # noqa: ARG002
+        """The scores of some queries after this part, [batch, heads, rows, keys]; they are scaled before it."""
+        return scores
+
+    def hidden(self, inputs: CallInputs, positions: Positions) -> torch.Tensor | None:  # noqa: ARG002
+        """True for each key that this part hides, [rows, keys]; None if it hides none."""
+        return None
+
+    def order_matters(self, inputs: CallInputs) -> bool:  # noqa: ARG002
+        """Whether the result of a call changes if its keys and values come in another order."""
+        return False
+
+    def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:  # noqa: ARG002
+        """The mistakes of kernels in this part that change the output of a call."""
+        yield from ()
+
+    # A further output is judged by figures of its rows.  The judge computes them in blocks of queries and joins them.
+
+    def row_figures(self, block: ScoreBlock) -> Sequence[torch.Tensor]:
+        """The figures of a block of queries, [batch, heads, rows] float64 each."""
+        raise NotImplementedError
+
+    def row_truth(self, figures: Sequence[torch.Tensor], rounds: tuple[str, ...], policy: str) -> RowTruth:
+        """The true values and the allowed errors, from the figures of all rows."""
+        raise NotImplementedError
+
+    def row_mistakes(self, block: ScoreBlock, exact: torch.Tensor) -> Iterator[tuple[torch.Tensor, str]]:  # noqa: ARG002
+        """The values that mistakes of kernels give in a block, [batch, heads, rows] float64, each with its sentence."""
+        yield from ()
+
+    # -- the self-test ----------------------------------------------------------------------------------------------
+
+    # Its planted faults: the name of each wrong kernel, the check that must detect it, and whether no other one may.
+    faults: ClassVar[Mapping[str, tuple[str, bool]]] = {}
+    twins: ClassVar[tuple[str, ...]] = ()  # right kernels that are written alike
+    selftest_shapes: ClassVar[tuple[str, ...]] = ()  # cases that every planted fault is tried on
+
+
+def shown(value: object) -> str:
+    """A value as a manifest writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,137 @@
+"""The list of the parts of attention, and what all of them together make of a case, a call, its scores and its mask."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pytest_fa.attention import causal, e4m3, grouped_heads, layout, lengths, lse, scores
+from pytest_fa.attention.mistake import ChangeScores, Hide, Mistake, Positions
+from pytest_fa.attention.part import CallInputs, Part
+from pytest_fa.attention.token import Token
+
+if TYPE_CHECKING:
+    import torch
+
+# In the order in which an id has them, and in which they change the scores.
+PARTS: list[Part] = [causal.PART, grouped_heads.PART, lengths.PART, layout.PART, scores.PART, e4m3.PART, lse.PART]
+
+
+def add(part: Part) -> None:
+    """Add a part to the list, as the last one."""
+    PARTS.append(part)
+    tokens.cache_clear()
+
+
+def remove(part: Part) -> None:
+    """Remove a part that was added."""
+    PARTS.remove(part)
+    tokens.cache_clear()
+
+
+@functools.cache
+def tokens() -> tuple[Token, ...]:
+    """The tokens of all parts, in the order of an id."""
+    return tuple(token for part in PARTS for token in part.tokens)
+
+
+def grammar() -> str:
+    """The form of a case id."""
+    return f"b<B>h<H>s<S>d<D>-<dtype>{''.join(token.grammar for token in tokens())}-seed<N>"
+
+
+def claimed_parts() -> list[Part]:
+    """The parts that a manifest claims, in the order in which claims are combined."""
+    return sorted((part for part in PARTS if part.supports), key=lambda part: part.claim_order)
+
+
+def words() -> dict[str, Part]:
+    """The words of `entry.call` for the parts, and whose each one is."""
+    return {word: part for part in PARTS for word in part.words}
+
+
+def arguments_of(case: Any) -> dict[str, Any]:  # `catalog.case.Case`
+    """The words of a call on a case, each with its value, besides tensors."""
+    return {word: value for part in PARTS for word, value in part.arguments(case).items()}
+
+
+def words_beyond_plain(case: Any) -> dict[str, Part]:  # `catalog.case.Case`
+    """The words whose values in a call on a case are not those of a plain one, and whose each one is."""
+    passed = ((part, word, value) for part in PARTS for word, value in part.arguments(case).items())
+    return {word: part for part, word, value in passed if value != part.plain_argument(word)}
+
+
+def outputs() -> dict[str, Part]:
+    """The outputs that a call may have besides `out`, and whose each one is."""
+    return {part.output: part for part in PARTS if part.output}
+
+
+def title_of(output: str) -> str:
+    """A further output in words."""
+    return outputs()[output].output_title
+
+
+def always_passed() -> tuple[str, ...]:
+    """The words that each call passes."""
+    return tuple(word for part in PARTS for word in part.always)
+
+
+def keywords() -> tuple[str, ...]:
+    """The keywords that the function of a variant has, unless its manifest says otherwise."""
+    return ("scale", *always_passed(), "out")
+
+
+def names_of_words() -> dict[str, tuple[str, ...]]:
+    """The names that functions of attention libraries give to the words and to the further outputs."""
+    return {word: names for part in PARTS for word, names in (*part.words.items(), *part.output_names.items())}
+
+
+# -- the judge --------------------------------------------------------------------------------------------------------
+
+
+def changed_scores(inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
+    """The scores of some queries, [batch, heads, rows, keys], after all parts; they are scaled before."""
+    for part in PARTS:
+        scores = part.scores(inputs, scores, positions)
+    return scores
+
+
+def hidden_keys(inputs: CallInputs, positions: Positions, *, but: Part | None = None) -> torch.Tensor | None:
+    """True where a part hides a key, [rows, keys]; None if none hides one.  The part `but` is left out."""
+    whole: torch.Tensor | None = None
+    for part in PARTS:
+        if part is not but and (hidden := part.hidden(inputs, positions)) is not None:
+            whole = hidden if whole is None else whole | hidden
+    return whole
+
+
+def order_matters(inputs: CallInputs) -> bool:
+    """Whether the result of a call changes if its keys and values come in another order."""
+    return any(part.order_matters(inputs) for part in PARTS)
+
+
+def mistakes(inputs: CallInputs) -> Iterator[Mistake]:
+    """The mistakes in each part, while the other parts are right."""
+    for part in PARTS:
+        for mistake in part.mistakes(inputs):
+            hide = mistake.hide and _with_other_masks(inputs, part, mistake.hide)
+            score = mistake.score and _with_other_scores(inputs, part, mistake.score)
+            yield mistake._replace(hide=hide, score=score)
+
+
+def _with_other_masks(inputs: CallInputs, part: Part, hide: Hide) -> Hide:
+    def hidden(positions: Positions) -> torch.Tensor:
+        others, own = hidden_keys(inputs, positions, but=part), hide(positions)
+        return own if others is None else own | others
+
+    return hidden
+
+
+def _with_other_scores(inputs: CallInputs, part: Part, score: ChangeScores) -> ChangeScores:
+    def changed(scores: torch.Tensor, positions: Positions) -> torch.Tensor:
+        for each in PARTS:
+            scores = score(scores, positions) if each is part else each.scores(inputs, scores, positions)
+        return scores
+
+    return changed

@@ -1,0 +1,29 @@
+"""What a further output of a call is judged by: figures of each row, computed from blocks of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ScoreBlock(NamedTuple):
+    """Some queries of a call in float64, and what the parts of attention do to their scores."""
+
+    q: torch.Tensor  # [batch, heads, rows, head_dim]
+    k: torch.Tensor  # [batch, heads, seq_k, head_dim]
+    scale: float
+    # Scaled products, [batch, heads, rows, seq_k], as scores: changed by the parts, -inf where a key is hidden.
+    seen: Callable[[torch.Tensor], torch.Tensor]
+    dtype: torch.dtype  # of the output
+    rounds: tuple[str, ...]  # the roundings that a manifest declares
+    policy: str
+
+
+class RowTruth(NamedTuple):
+    """The true value of each row and the largest error that is allowed, [batch, heads, seq_q] float64."""
+
+    exact: torch.Tensor
+    allowed: torch.Tensor

@@ -1,0 +1,88 @@
+"""`CudaForward`: a CUDA variant, called through its binding.  Its arguments are those of the binding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pytest_fa.attention.abi import CAUSAL_CODES
+from pytest_fa.attention.scores import Computes
+from pytest_fa.candidate.launch_hint import launch_hint
+from pytest_fa.errors import LaunchError, UnsupportedCase
+from pytest_fa.gpu.inputs import empty_output
+
+Allocate = Callable[[int, torch.device], torch.Tensor]
+UNKNOWN = -1  # a code that the binding rejects
+
+
+class CudaForward:
+    """The binding's entry point for attention or scores, with an output and a workspace allocated where needed."""
+
+    def __init__(self, library: str, allocate: Allocate, computes: Computes) -> None:
+        import tvm_ffi  # noqa: PLC0415  # only a process that calls kernels needs it
+
+        module = tvm_ffi.load_module(library)
+        self._entry, self._workspace_bytes = module.forward, module.workspace_bytes
+        if computes == "scores":
+            self._entry, self._workspace_bytes = module.scores, module.scores_workspace_bytes
+        self._needs_workspace = bool(module.needs_workspace())
+        self._allocate, self._computes, self._library = allocate, computes, library
+
+    def __call__(  # noqa: PLR0913  # one argument for each tensor
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        causal: str = "none",
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        q_descale: torch.Tensor | None = None,
+        k_descale: torch.Tensor | None = None,
+        v_descale: torch.Tensor | None = None,
+        **others: Any,  # noqa: ANN401  # words that the binding lacks
+    ) -> torch.Tensor:
+        """Make one call.  Raises as `Forward` says, and `TypeError` for a word that the binding lacks."""
+        if others:
+            raise TypeError(f"the C interface has no {', '.join(others)}")
+        if out is None:
+            out = empty_output(q, k, self._computes)
+        code = CAUSAL_CODES.get(causal, UNKNOWN)
+        workspace = None
+        if self._needs_workspace:
+            size = self._workspace_bytes(q, k, v, out, scale, code)
+            workspace = self._allocate(size, q.device)
+        try:
+            self._entry(q, k, v, out, lse, workspace, scale, code, q_descale, k_descale, v_descale)
+        except (ValueError, RuntimeError) as problem:
+            raise _translate_error(problem, q, k, self._library) from None
+        return out
+
+    def workspace_bytes(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        scale: float,
+        causal: str = "none",
+        **_: object,
+    ) -> int:
+        """The size of the workspace that a call needs; 0 if it needs none."""
+        if not self._needs_workspace:
+            return 0
+        return int(self._workspace_bytes(q, k, v, out, scale, CAUSAL_CODES.get(causal, UNKNOWN)))
+
+
+def _translate_error(problem: Exception, q: torch.Tensor, k: torch.Tensor, library: str) -> Exception:
+    """The binding's exception as one of this package's; exceptions about arguments do not change."""
+    text = str(problem).splitlines()[0] if str(problem) else repr(problem)
+    if text.startswith("refused: "):
+        return UnsupportedCase(text.removeprefix("refused: "))
+    if text.startswith("launch failed: "):
+        return LaunchError(f"{text}{launch_hint(text, q, k, library)}")
+    return problem

@@ -1,0 +1,105 @@
+"""The further outputs of a call, a number for each row: truth, verdict, and the likely cause of a wrong one.
+
+What is true, how far a kernel may be from it, and which mistakes there are, says the part of attention that has the
+output.  This module computes it in blocks of queries, so that the scores of long sequences fit into memory.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from pytest_fa.attention import parts
+from pytest_fa.attention.grouped_heads import repeated
+from pytest_fa.attention.part import Part
+from pytest_fa.attention.rows import RowTruth, ScoreBlock
+from pytest_fa.catalog.variant import Rounding
+from pytest_fa.gpu.inputs import Inputs, is_poison
+from pytest_fa.judge.truth import block_positions, hidden_keys, rows_per_block
+from pytest_fa.records.checks import Bound, LseCheck, RowIndex
+
+TOLERANCE = 2e-3  # of a mistake's value, besides the bound of the row: P may be rounded differently in it
+FITTING_SHARE = 0.98  # of the rows
+
+
+def make_row_truth(
+    part: Part, inputs: Inputs, rounds: tuple[Rounding, ...] = (), policy: str = "same_precision"
+) -> RowTruth:
+    """Compute a further output and its bounds."""
+    inputs = inputs.exact()
+    k, block_rows, seq_q = _keys(inputs), rows_per_block(inputs), inputs.q.shape[2]
+    slices = [slice(start, min(start + block_rows, seq_q)) for start in range(0, seq_q, block_rows)]
+    blocks = (part.row_figures(_block(inputs, k, rows, rounds, policy)) for rows in slices)
+    return part.row_truth([torch.cat(tensors, dim=2) for tensors in zip(*blocks, strict=True)], rounds, policy)
+
+
+def check_rows(name: str, rows: torch.Tensor, truth: RowTruth) -> tuple[Bound, LseCheck]:
+    """Compare a further output, [batch, heads, seq_q] float32, with its truth.
+
+    A row without keys must be -inf and a row whose truth is NaN must be NaN; every other row must be finite.
+    """
+    got = rows.double()
+    same = (got == truth.exact) | (got.isnan() & truth.exact.isnan())  # -inf is equal to -inf
+    error = (got - truth.exact).abs().masked_fill(same, 0.0).nan_to_num(nan=math.inf, posinf=math.inf)
+    used = (error / truth.allowed).masked_fill(error == 0, 0.0)
+    bad, worst = ~(error <= truth.allowed), int(used.argmax())
+    value, allowed = float(error.flatten()[worst]), float(truth.allowed.flatten()[worst])
+    head, query = divmod(worst, rows.shape[2])
+    place: RowIndex = (*divmod(head, rows.shape[1]), query)
+    check = LseCheck(
+        bad_count=int(bad.sum()),
+        row_count=rows.numel(),
+        worst=place,
+        worst_got=_text(float(got.flatten()[worst])),
+        worst_want=_text(float(truth.exact.flatten()[worst])),
+    )
+    return Bound(name, value if math.isfinite(value) else None, allowed, value <= allowed), check
+
+
+def explain_rows(part: Part, rows: torch.Tensor, truth: RowTruth, inputs: Inputs) -> str:
+    """The first mistake that gives this output, [batch, heads, seq_q] float32; else in which rows it is wrong."""
+    if bool((unwritten := is_poison(rows)).any()):
+        return f"the {part.output_title} of {int(unwritten.sum())} of {rows.numel()} rows is not written"
+    count = min(rows_per_block(inputs), rows.shape[2])
+    last = slice(rows.shape[2] - count, rows.shape[2])  # the last queries see the most keys
+    written, exact, allowed = (tensor[:, :, last].double() for tensor in (rows, truth.exact, truth.allowed))
+    for value, cause in part.row_mistakes(_block(inputs, _keys(inputs), last), exact):
+        has_keys = exact.isfinite() & value.isfinite()
+        fits = (written - value).abs() <= allowed + TOLERANCE
+        if bool(has_keys.any()) and float(fits[has_keys].double().mean()) >= FITTING_SHARE:
+            return cause
+    return _where(part.output_title, rows, truth)
+
+
+def _keys(inputs: Inputs) -> torch.Tensor:
+    return repeated(inputs.k.double(), inputs.q.shape[1])
+
+
+def _block(
+    inputs: Inputs, k: torch.Tensor, rows: slice, rounds: tuple[Rounding, ...] = (), policy: str = ""
+) -> ScoreBlock:
+    """Some queries of a call; `k` is in float64, [batch, heads, seq_k, head_dim]."""
+    hidden, positions = hidden_keys(inputs, rows), block_positions(inputs, rows)
+
+    def seen(products: torch.Tensor) -> torch.Tensor:
+        scores = parts.changed_scores(inputs, products, positions)
+        return scores if hidden is None else scores.masked_fill(hidden, -math.inf)
+
+    return ScoreBlock(inputs.q[:, :, rows].double(), k, inputs.scale, seen, inputs.output_dtype, rounds, policy)
+
+
+def _where(title: str, rows: torch.Tensor, truth: RowTruth) -> str:
+    """In which rows an output is wrong."""
+    bad = ~((rows.double() - truth.exact).abs() <= truth.allowed) & (rows.double() != truth.exact)
+    no_keys = truth.exact == -math.inf
+    if bool(bad.any()) and not bool((bad & ~no_keys).any()):
+        return f"the {title} of rows without keys must be -inf"
+    queries = bad.any(0).any(0).nonzero().flatten()
+    first, last = (int(queries[0]), int(queries[-1])) if len(queries) else (0, 0)
+    return f"wrong in {int(bad.sum())} rows, of queries {first} to {last}; no known mistake gives this {title}"
+
+
+def _text(value: float) -> str:
+    """A value for a record, which has no NaN and no infinity as numbers."""
+    return f"{value:.6g}"

@@ -1,0 +1,45 @@
+"""A made-up part of attention: a number is added to the score of every second key.  Nothing else knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_fa.attention.mistake import Mistake, Positions
+from pytest_fa.attention.part import CallInputs, Part
+from pytest_fa.attention.token import Choice
+
+if TYPE_CHECKING:
+    import torch
+
+
+class EvenBias(Part):
+    """Its words, its place in the scores, and its mistakes."""
+
+    name = "bias"
+    summary = "a number is added to the scores of the keys 0, 2, 4, ..."
+    tokens = (Choice("bias", (("bias2", 2.0),), 0.0),)
+    rows = (("`-bias2`", "2 is added to the scores of every second key"),)
+    supports = "bias"
+    claims = (0.0, 2.0)
+    words = {"bias": ("bias", "score_bias")}  # noqa: RUF012  # as `Part` declares it
+
+    def scores(self, inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
+        """The scores with the bias."""
+        return scores + (inputs.word("bias") or 0.0) * (positions.keys % 2 == 0)
+
+    def order_matters(self, inputs: CallInputs) -> bool:
+        """The bias depends on the place of a key."""
+        return bool(inputs.word("bias"))
+
+    def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
+        """A bias that is missing, and one of the other keys."""
+        if bias := inputs.word("bias"):
+            yield Mistake("the bias is not added: look at the scores", score=lambda scores, _: scores)
+            yield Mistake(
+                "the bias is added to the odd keys: look at the index of the key",
+                score=lambda scores, positions: scores + bias * (positions.keys % 2 == 1),
+            )
+
+
+PART = EvenBias()

@@ -1,0 +1,272 @@
+"""A new part of attention is one file: it is parsed, judged, explained, refused, claimed and documented."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+import pytest_fa
+from pytest_fa.attention import parts
+from pytest_fa.candidate.adapter import adapted
+from pytest_fa.candidate.signature import signature_problem
+from pytest_fa.catalog.case import Case, parse_case
+from pytest_fa.catalog.claims import claim_cases, unjudged
+from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.catalog.variant import Call, Entry, Variant
+from pytest_fa.errors import ManifestError, UsageProblem
+from pytest_fa.features.api.this_process import forward_of
+from pytest_fa.gpu.inputs import make_inputs
+from pytest_fa.judge.pipeline import run_case
+from pytest_fa.wire.jobs import CaseJob, CaseResult
+from tests.factories import MANIFEST, PYTHON_SOURCE, WriteVariant
+from tests.projects import NewProject
+from tests.unit.attention.even_bias import PART
+from tools.docs.blocks import MAKERS
+
+CASE = "b1h2s64d64-fp16-bias2-seed0"
+MASKED = "b1h2s64d64-fp16-causal-bias2-seed0"
+CPU = torch.device("cpu")
+MaskedOrNot = pytest.mark.parametrize("case", [CASE, MASKED])
+
+IGNORES = PYTHON_SOURCE.replace("out=None)", "out=None, bias=0.0, lse=None)")
+RIGHT = IGNORES.replace(
+    "* scale\n", "* scale\n    scores = scores + bias * (torch.arange(scores.shape[-1]) % 2 == 0)\n"
+).replace("    return", "    if lse is not None:\n        lse.copy_(torch.logsumexp(scores, -1))\n    return")
+SHIFTED = RIGHT.replace("% 2 == 0", "% 2 == 1")
+CLAIMED = "{device: [cpu], causal: [none, top_left], bias: true}"
+UNCLAIMED = "{device: [cpu], causal: [none, top_left]}"
+VariantOf = Callable[..., Variant]
+
+
+@pytest.fixture(autouse=True)
+def made_up() -> Iterator[None]:
+    """The made-up part is on the list."""
+    parts.add(PART)
+    yield
+    parts.remove(PART)
+
+
+@pytest.fixture
+def variant_of(write_variant: WriteVariant, tmp_path: Path) -> VariantOf:
+    """`variant_of(source)`: a variant that supports the part, or what else `supports` says."""
+
+    def make(source: str = RIGHT, supports: str = CLAIMED, more: str = "") -> Variant:
+        manifest = f'{MANIFEST}entry: {{target: "entry:forward"}}\nsupports: {supports}\n{more}'
+        folder = write_variant("mine", manifest=manifest, **{"entry.py": source})
+        (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+        return variant
+
+    return make
+
+
+def judged(variant: Variant, case: str, property_name: str | None = None) -> CaseResult:
+    """The result of one case on the CPU."""
+    return run_case(
+        CaseJob(
+            variant=variant,
+            case=parse_case(case),
+            library=None,
+            device="cpu",
+            policy="same_precision",
+            checks_output=True,
+            time=False,
+            repeats=2,
+            property_name=property_name,
+        )
+    )
+
+
+# -- the case ---------------------------------------------------------------------------------------------------------
+
+
+@MaskedOrNot
+def test_an_id_has_the_part(case: str) -> None:
+    """The text of the part in an id gives its value, and comes back in the id of the case, also out of JSON."""
+    parsed = parse_case(case)
+    copy = msgspec.json.decode(msgspec.json.encode(parsed), type=Case)
+    assert (parsed.value_of("bias"), parsed.id, copy.id, copy) == (2.0, case, case, parsed)
+
+
+def test_a_plain_case_is_as_before() -> None:
+    """A case without the part has neither its text nor a field of it."""
+    plain = parse_case("b1h2s64d64-fp16-seed0")
+    assert (plain.value_of("bias"), plain.id) == (0.0, "b1h2s64d64-fp16-seed0")
+    assert b"modifiers" not in msgspec.json.encode(plain)
+
+
+def test_other_changes_keep_the_part() -> None:
+    """A case with another seed, dtype or field keeps the part; it can be given to a plain case, and taken away."""
+    case = parse_case(CASE)
+    assert case.with_seed(3).with_dtype("bf16").id == "b1h2s64d64-bf16-bias2-seed3"
+    assert case.with_fields({"layout": "bshd"}).id == "b1h2s64d64-fp16-bshd-bias2-seed0"
+    assert case.with_fields({"bias": 0.0}).id == "b1h2s64d64-fp16-seed0"
+    assert parse_case("b1h2s64d64-fp16-seed0").with_fields({"bias": 2.0}) == case
+
+
+def test_the_form_of_an_id_lists_it() -> None:
+    """The message for a malformed id has the part."""
+    with pytest.raises(UsageProblem, match=r"\[-bias2\]-seed<N>"):
+        parse_case("b1h2s64d64-fp16-bias3-seed0")
+
+
+# -- the manifest -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("claim", "supported"), [("true", (0.0, 2.0)), ("false", (0.0,)), ("[2.0]", (2.0,))], ids=["true", "false", "list"]
+)
+def test_a_manifest_claims_it(variant_of: VariantOf, claim: str, supported: tuple[float, ...]) -> None:
+    """`supports` has the key of the part, with true, false or a list of values."""
+    variant = variant_of(supports=f"{{device: [cpu], bias: {claim}}}")
+    assert PART.supported(variant.supports) == supported
+
+
+@pytest.mark.parametrize(
+    ("supports", "message"),
+    [
+        ("{bias: 3}", "supports.bias is 3; allowed are true, false, or a list of 0.0, 2.0"),
+        ("{bias: [1.0]}", "supports.bias is [1.0]; allowed are true, false, or a list of 0.0, 2.0"),
+        ("{biass: true}", "unknown key 'biass' in supports; did you mean 'bias'? (allowed: "),
+        ("{more: []}", "unknown key 'more' in supports (allowed: "),
+    ],
+)
+def test_a_wrong_claim_is_refused(variant_of: VariantOf, supports: str, message: str) -> None:
+    """A value that the part does not have, and a key that is none, end with what is allowed."""
+    with pytest.raises(ManifestError) as problem:
+        variant_of(supports=supports)
+    assert message in str(problem.value)
+
+
+def test_a_variant_without_the_claim_refuses_it(variant_of: VariantOf) -> None:
+    """A variant whose manifest does not claim the part refuses its cases with the key to write."""
+    refusal = variant_of(supports=UNCLAIMED).refuses(parse_case(CASE))
+    expected = "bias is 2.0, supports 0.0 (extend supports.bias if the kernel can)"
+    assert refusal == f"mine does not support b1h2s64d64-fp16-bias2: {expected}"
+    assert variant_of().refuses(parse_case(CASE)) is None
+
+
+def test_claims_are_covered(variant_of: VariantOf) -> None:
+    """The cases that judge what a manifest claims have the part, alone and under a mask; without them it is listed."""
+    claims = {(case.causal, case.value_of("bias")) for case in claim_cases(variant_of(), [])}
+    assert {("none", 2.0), ("top_left", 2.0), ("top_left", 0.0)} <= claims
+    assert "bias: 2.0" in [each.text for each in unjudged(variant_of(), [parse_case("b1h2s64d64-fp16-seed0")])]
+    assert {case.value_of("bias") for case in claim_cases(variant_of(supports=UNCLAIMED), [])} == {0.0}
+
+
+# -- the call ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_has_its_word() -> None:
+    """The word of the part is among the keywords of a call on its case, and of no other call."""
+    plain, masked = (make_inputs(parse_case(case), CPU).keywords for case in ("b1h2s64d64-fp16-seed0", MASKED))
+    assert (list(plain), masked["causal"], masked["bias"]) == (["scale", "causal"], "top_left", 2.0)
+
+
+def test_another_function_gets_it_by_its_own_name() -> None:
+    """`entry.call` passes the word of the part to a parameter of any name; a plain call passes its plain value."""
+    values: list[float] = []
+
+    def library(q: object, k: object, v: object, *, score_bias: float, softmax_scale: float) -> object:  # noqa: ARG001
+        values.append(score_bias)
+        return q
+
+    forward = adapted(library, Call(keywords={"softmax_scale": "scale", "score_bias": "bias"}))
+    for case in (CASE, "b1h2s64d64-fp16-seed0"):
+        inputs = make_inputs(parse_case(case), CPU)
+        forward(*inputs[:3], **inputs.keywords)
+    assert values == [2.0, 0.0]
+
+
+def test_a_function_that_does_not_take_it_is_told_so(variant_of: VariantOf) -> None:
+    """A function of a variant that claims the part must have its keyword, and gets the line with the library's name."""
+
+    def library(q: object, k: object, v: object, scale: float, score_bias: float) -> None: ...
+
+    problem = signature_problem(library, Entry(target="a:b"), variant_of().passed)
+    assert problem is not None
+    assert "bias=bias" in problem
+    assert "arguments: [q, k, v, scale, bias]" in problem
+
+
+def test_a_function_of_this_process_needs_it() -> None:
+    """`pytest_fa.check` of a function without the keyword says what to add."""
+
+    def forward(q: object, k: object, v: object, *, scale: float) -> object:  # noqa: ARG001  # never called
+        return q
+
+    with pytest.raises(UsageProblem, match="forward takes no keyword `bias`; add it, or drop -bias2"):
+        forward_of(forward, parse_case(CASE))
+
+
+# -- the judge --------------------------------------------------------------------------------------------------------
+
+
+@MaskedOrNot
+def test_a_right_kernel_passes(variant_of: VariantOf, case: str) -> None:
+    """A kernel that adds the bias is right, and so is its log-sum-exp."""
+    result = judged(variant_of(more="returns: [out, lse]\n"), case)
+    assert (result.outcome, result.message) == ("ok", "")
+    assert result.check is not None
+    assert result.check.rows["lse"].bad_count == 0
+
+
+@MaskedOrNot
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [(IGNORES, "the bias is not added"), (SHIFTED, "the bias is added to the odd keys")],
+    ids=["ignored", "shifted"],
+)
+def test_a_wrong_kernel_is_found_and_explained(variant_of: VariantOf, source: str, cause: str, case: str) -> None:
+    """A kernel that ignores the part, or does it wrong, fails, and the diagnosis names the mistake."""
+    result = judged(variant_of(source), case)
+    assert (result.outcome, "max" in result.caught_by) == ("wrong", True)
+    assert result.diagnosis is not None
+    assert result.diagnosis.cause.startswith(cause)
+
+
+def test_a_wrong_log_sum_exp_is_found(variant_of: VariantOf) -> None:
+    """A log-sum-exp without the bias, beside a right output, is caught by `lse`."""
+    source = RIGHT.replace("torch.logsumexp(scores, -1)", "torch.logsumexp(q.float() @ k.float().mT * scale, -1)")
+    assert judged(variant_of(source, more="returns: [out, lse]\n"), CASE).caught_by == ("lse",)
+
+
+@pytest.mark.parametrize("name", ["hard_data", "head_independence", "contained_nan", "negative_scale", "new_data"])
+def test_properties_hold_with_the_part(variant_of: VariantOf, name: str) -> None:
+    """The properties hold for a right kernel in a case with the part."""
+    result = judged(variant_of(), "b2h3s150d64-fp16-bias2-seed0", name)
+    assert (result.outcome, result.message) == ("ok", "")
+
+
+# -- what users see ---------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_the_documentation_have_it() -> None:
+    """The tables of ids and of claims have a row for the part."""
+    ids, claims = (MAKERS["parts"](words, Path()) for words in ("ids", "claims"))
+    assert "| `-bias2` | 2 is added to the scores of every second key |" in ids
+    assert f"| {PART.summary} | `bias`: `0.0`, `2.0` | `bias` | - |" in claims
+
+
+REGISTER = "from even_bias import PART\n\nfrom pytest_fa.attention import parts\n\nparts.add(PART)\n"
+
+
+def test_a_run_of_pytest_judges_it(new_project: NewProject, tmp_path: Path) -> None:
+    """Where each process registers the part, `--help` has it, a right kernel passes, and one that ignores it fails."""
+    project = new_project("made_up")
+    for name, source, supports in (("right", RIGHT, CLAIMED), ("ignores", IGNORES, CLAIMED), ("old", RIGHT, UNCLAIMED)):
+        manifest = f'{MANIFEST}entry: {{target: "entry:forward"}}\nsupports: {supports}\n'
+        project.python_variant(name, source, manifest)
+    (tmp_path / "sitecustomize.py").write_text(REGISTER, encoding="utf-8")
+    paths = (tmp_path, Path(__file__).parent, Path(pytest_fa.__file__).parents[1])
+    env = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTEST_FA_SERVER": str(tmp_path / "none.sock")}
+    assert "-bias2]" in "".join(line.strip() for line in project.run("--help", env=env).outlines)
+    run = project.suite("--fa-variant=right,ignores,old", f"--fa-case={CASE}", "-k", "test_correct", "-rs", env=env)
+    outcomes = {record.variant: (record.outcome, record.case and record.case.id) for record in project.records}
+    assert run.ret == 1
+    assert outcomes == {"right": ("ok", CASE), "ignores": ("wrong", CASE)}
+    assert "old does not support b1h2s64d64-fp16-bias2: bias is 2.0, supports 0.0" in run.text
