@@ -18,7 +18,7 @@ from pytest_fa.records.ranges import Name, Rate, Seconds
 from pytest_fa.records.timing import Speed
 from pytest_fa.records.tool_results import NsightReport, Sanitized
 
-SCHEMA = 5
+SCHEMA = 6
 
 Outcome = Literal[
     "ok",
