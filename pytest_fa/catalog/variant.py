@@ -9,7 +9,6 @@ import msgspec
 from pytest_fa.catalog.case import Case, Causal, Computes, Dtype, Layout, OutDtype
 from pytest_fa.catalog.grammar import ARCH
 from pytest_fa.catalog.sweep_space import Sweep
-from pytest_fa.earlier import MANIFEST_KEYS, with_old_attributes
 
 Role = Literal["candidate", "baseline", "overhead", "ablation", "probe", "wrong"]
 EntryKind = Literal["cuda", "torch", "python"]
@@ -151,7 +150,6 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instructions: dict[str, InstructionLimit] = {}
 
 
-@with_old_attributes(MANIFEST_KEYS)
 class Variant(msgspec.Struct, frozen=True):
     """One runnable kernel.
 

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from pytest_fa.earlier import POLICIES, renamed
 from pytest_fa.errors import UsageProblem
 from pytest_fa.options import values
 from pytest_fa.options.command_line import named_tests, rerun_words
@@ -49,8 +48,8 @@ class Options:
     `timing` is False under --benchmark-disable.  `rerun` holds the first words of the command that runs one test again,
     and `selection` the options that select the cases, as they were typed.  `reuses_times` says whether times of
     baselines from the last minutes may stand for new ones: not with -n, for a page, or in CI.
-    `is_given` is True if an option of pytest-fa or the id of a shipped test was used.  `notices` has a line for each
-    earlier name used.  `named_variants` and `named_cases` are those of the test ids on the command line.
+    `is_given` is True if an option of pytest-fa or the id of a shipped test was used.  `named_variants` and
+    `named_cases` are those of the test ids on the command line.
     """
 
     rootdir: Path
@@ -95,7 +94,6 @@ class Options:
     timing: bool
     rerun: tuple[str, ...]
     is_given: bool
-    notices: tuple[str, ...] = ()
     named_variants: tuple[str, ...] = ()
     named_cases: tuple[str, ...] = ()
     selection: tuple[str, ...] = ()
@@ -187,7 +185,6 @@ def _read(config: pytest.Config, named_variants: Words, named_cases: Words, reru
         timing=not config.getoption("benchmark_disable", default=False),
         rerun=(*rerun, *_repeated_options(config)),
         is_given=bool(named_variants) or any(_is_given(config, option) for option in OPTIONS),
-        notices=_notices(config),
         named_variants=named_variants,
         named_cases=named_cases,
         selection=_typed(config, SELECTION),
@@ -342,9 +339,3 @@ def _sanitizers(config: pytest.Config) -> tuple[str, ...]:
     if config.getoption("fa_sanitize") is not None and not tools:
         raise UsageProblem(f"--fa-sanitize: {text!r} names no tool (allowed: {', '.join(values.SANITIZERS)})")
     return tools
-
-
-def _notices(config: pytest.Config) -> tuple[str, ...]:
-    """A line for each earlier name that was used."""
-    policy = _text(config, "fa_tolerance")
-    return (f"--fa-tolerance: {renamed(policy, POLICIES[policy])}",) if policy in POLICIES else ()

@@ -281,16 +281,13 @@ class _Reports:
             terminal.write_line(f"fa: no test in {paths}; the shipped suite tests kernels: {command}")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write the table, the notes and the paths of the records; with -q, also the header's lines; annotations."""
+        """Write the table, the notes and the paths of the records; annotations."""
         self.results.write(terminalreporter)
         config = terminalreporter.config
         if config.stash[OPTIONS_KEY].sweep and SESSION_KEY in config.stash:
             from pytest_fa.features.sweep.sweeping import write_sweep  # noqa: PLC0415  # only a sweep needs it
 
             write_sweep(terminalreporter)
-        if config.get_verbosity() < 0 and SESSION_KEY in config.stash:
-            for notice in session_of(config).run_plan.notices:
-                terminalreporter.write_line(notice)
         if os.environ.get("GITHUB_ACTIONS") == "true":
             self.results.annotate(terminalreporter)
 

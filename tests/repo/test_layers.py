@@ -21,7 +21,6 @@ PACKAGE = REPOSITORY / "pytest_fa"
 # The layers from top to bottom.  A layer may import from itself and from the layers above it.
 LAYERS = (
     "errors",
-    "earlier",
     "regular_file",
     "processes",
     "locks",
