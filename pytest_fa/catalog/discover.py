@@ -21,14 +21,12 @@ BUILTIN_ROOT = Path(pytest_fa.__file__).parent / "builtin"
 class Catalog(msgspec.Struct, frozen=True):
     """All variants, in the order of the roots.
 
-    `broken` holds the manifests that cannot be read, by path.  `notices` are lines that give the new name of each old
-    name found in a manifest.  `clashes` holds one sentence for each name that several manifests declare.  A variant
-    with such a name is not in `variants`, except the built-in one.
+    `broken` holds the manifests that cannot be read, by path.  `clashes` holds one sentence for each name that several
+    manifests declare.  A variant with such a name is not in `variants`, except the built-in one.
     """
 
     variants: dict[str, Variant]
     broken: dict[str, BrokenVariant]
-    notices: tuple[str, ...] = ()
     clashes: dict[str, str] = {}
 
     def require_unique_names(self) -> None:
@@ -45,7 +43,6 @@ def discover(roots: tuple[Path, ...]) -> Catalog:
     """
     declared: dict[str, list[Variant]] = {}
     broken: dict[str, BrokenVariant] = {}
-    notices: list[str] = []
     package_roots, broken_packages = _package_roots()
     broken.update(broken_packages)
     for root in _unique((*roots, *package_roots, BUILTIN_ROOT)):
@@ -53,7 +50,7 @@ def discover(roots: tuple[Path, ...]) -> Catalog:
             raise UsageProblem(f"--fa-kernels: no folder {str(root)!r}; {how_to_make('NAME', root)}")
         for path in sorted(root.glob(f"*/{MANIFEST_NAME}")):
             try:
-                members = read_manifest(path, root, lambda line, path=path: notices.append(f"{path}: {line}"))  # type: ignore[misc]
+                members = read_manifest(path, root)
             except ManifestError as problem:
                 broken[str(path)] = BrokenVariant(path.parent.name, str(problem))
                 continue
@@ -62,7 +59,7 @@ def discover(roots: tuple[Path, ...]) -> Catalog:
     declared = {name: sorted(same, key=_is_builtin) for name, same in declared.items()}
     clashes = {name: _clash(name, same) for name, same in declared.items() if len(same) > 1}
     variants = {name: same[-1] for name, same in declared.items() if name not in clashes or _is_builtin(same[-1])}
-    return Catalog(variants, broken, tuple(notices), clashes)
+    return Catalog(variants, broken, clashes)
 
 
 def _clash(name: str, same: list[Variant]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,7 +48,6 @@ from pytest_fa.catalog.variant import (
 )
 from pytest_fa.catalog.wrong_type import wrong_type
 from pytest_fa.catalog.yaml_file import load_yaml
-from pytest_fa.earlier import upgrade_manifest
 from pytest_fa.errors import ManifestError, UsageProblem, suggestion
 
 MANIFEST_NAME = "variant.yaml"
@@ -112,16 +111,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1, max_length=256)] | None = None
 
 
-def read_manifest(path: Path, root: Path, say: Callable[[str], object] = lambda _: None) -> list[Variant]:
+def read_manifest(path: Path, root: Path) -> list[Variant]:
     """Return the variants of one `variant.yaml`.
 
-    `say` is called once for each old name in the file, with a line that gives the new one.  Raises `ManifestError` with
-    the file, the key, the value found and what is allowed.
+    Raises `ManifestError` with the file, the key, the value found and what is allowed.
     """
     data = load_yaml(path)
     data = {} if data is None else data  # an empty file: every key has its default
     try:
-        whole = _with_claims(_with_kind(_merged(upgrade_manifest(data, say))))
+        whole = _with_claims(_with_kind(_merged(data)))
         manifest = msgspec.convert(whole, Manifest, strict=True)
         members = manifest.variants or {path.parent.name: Member()}
         for problem in _text_problems(path.parent, manifest, members):

@@ -16,7 +16,6 @@ from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.grammar import ARCH
 from pytest_fa.catalog.sweep_space import Sweep
-from pytest_fa.earlier import MANIFEST_KEYS, with_old_attributes
 
 Role = Literal["candidate", "baseline", "overhead", "ablation", "probe", "wrong"]
 EntryKind = Literal["cuda", "torch", "python"]
@@ -180,7 +179,6 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instructions: dict[str, InstructionLimit] = {}
 
 
-@with_old_attributes(MANIFEST_KEYS)
 class Variant(msgspec.Struct, frozen=True):
     """One runnable kernel.
 

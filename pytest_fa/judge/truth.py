@@ -25,7 +25,6 @@ from pytest_fa.attention import parts
 from pytest_fa.attention.grouped_heads import repeated
 from pytest_fa.attention.mistake import Positions
 from pytest_fa.catalog.variant import Rounding
-from pytest_fa.earlier import TRUTH_ATTRIBUTES, with_old_attributes
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.gpu.quantised import E4M3
 from pytest_fa.judge.float32_error import Float32Error, output_error, score_variance, to_tf32
@@ -47,7 +46,6 @@ class Spread(NamedTuple):
     largest_v: torch.Tensor  # [batch, heads, 1, 1] float64, max|v| of the head
 
 
-@with_old_attributes(TRUTH_ATTRIBUTES)
 class Truth(NamedTuple):
     """What an output is compared with.  `spread` is None unless it was requested."""
 

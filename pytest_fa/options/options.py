@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from pytest_fa.earlier import POLICIES, renamed
 from pytest_fa.errors import UsageProblem
 from pytest_fa.feature import CaseRules, FeatureOptions, OptionRow, features, suite_tests
 from pytest_fa.options import values
@@ -33,9 +32,9 @@ class Options:
     `timing` is False under --benchmark-disable.  `rerun` holds the first words of the command that runs one test again,
     and `selection` the options that select the cases, as they were typed.  `reuses_times` says whether times of
     baselines from the last minutes may stand for new ones: not with -n, for a page, or in CI.
-    `is_given` is True if an option of pytest-fa or the id of a shipped test was used.  `notices` has a line for each
-    earlier name used.  `named_variants` and `named_cases` are those of the test ids on the command line.  `parts` are
-    the options of the features that are used, and `used` the names of these features.
+    `is_given` is True if an option of pytest-fa or the id of a shipped test was used.  `named_variants` and
+    `named_cases` are those of the test ids on the command line.  `parts` are the options of the features that are used,
+    and `used` the names of these features.
     """
 
     rootdir: Path
@@ -64,7 +63,6 @@ class Options:
     timing: bool
     rerun: tuple[str, ...]
     is_given: bool
-    notices: tuple[str, ...] = ()
     named_variants: tuple[str, ...] = ()
     named_cases: tuple[str, ...] = ()
     selection: tuple[str, ...] = ()
@@ -171,7 +169,6 @@ def _read(config: pytest.Config, named_variants: Words, named_cases: Words, reru
         timing=not config.getoption("benchmark_disable", default=False),
         rerun=(*rerun, *_repeated_options(config)),
         is_given=bool(named_variants) or any(_is_given(config, option) for option in all_options()),
-        notices=_notices(config),
         named_variants=named_variants,
         named_cases=named_cases,
         selection=_typed(config, lambda row: row.in_selection),
@@ -268,12 +265,6 @@ def _repeated(config: pytest.Config, dest: str) -> tuple[str, ...]:
     """The values of an option that may be repeated; in the ini file, they are separated by spaces."""
     values_given = config.getoption(dest)
     return tuple(str(config.getini(dest)).split() if values_given is None else values_given)
-
-
-def _notices(config: pytest.Config) -> tuple[str, ...]:
-    """A line for each earlier name that was used."""
-    policy = _text(config, "fa_tolerance")
-    return (f"--fa-tolerance: {renamed(policy, POLICIES[policy])}",) if policy in POLICIES else ()
 
 
 class ConfigReader:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pytest_fa.earlier import POLICIES
 from pytest_fa.errors import UsageProblem, suggestion
 
 # The catalog has the same lists.  They are repeated here because importing the catalog costs a pytest run that does not
@@ -85,8 +84,8 @@ def watchdog_seconds(text: str) -> float | None:
 
 
 def policy(text: str) -> str | None:
-    """The policy of --fa-tolerance under its present name; None without a text."""
-    return one_of("--fa-tolerance", POLICIES.get(text, text), TOLERANCES) if text else None
+    """The policy of --fa-tolerance; None without a text."""
+    return one_of("--fa-tolerance", text, TOLERANCES) if text else None
 
 
 def folder(rootdir: Path, text: str) -> Path | None:

@@ -298,12 +298,8 @@ class _Reports:
             terminal.write_line(f"fa: no test in {paths}; the shipped suite tests kernels: {command}")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write the table, the notes and the paths of the records; with -q, also the header's lines; annotations."""
-        config = terminalreporter.config
+        """Write the table, the notes and the paths of the records."""
         self.results.write(terminalreporter)
-        if config.get_verbosity() < 0 and SESSION_KEY in config.stash:
-            for notice in session_of(config).run_plan.notices:
-                terminalreporter.write_line(notice)
 
     @pytest.hookimpl(trylast=True)  # after the workers have ended
     def pytest_unconfigure(self, config: pytest.Config) -> None:

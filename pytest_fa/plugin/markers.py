@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from pytest_fa.earlier import POLICIES, renamed
 from pytest_fa.errors import UsageProblem
 from pytest_fa.feature import features
 from pytest_fa.options.values import TOLERANCES
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from _pytest.nodes import Node
 
 T = TypeVar("T")
-_NOTED: dict[str | tuple[str, type[Warning], int], int] = {}  # the warnings of this process, as `warnings` keeps them
 
 MARKERS = (
     "fa_suite(*names): run this test, which uses fa_case, over the cases of these suites instead of --fa-suite",
@@ -47,18 +44,9 @@ def tolerance_of(node: Node) -> str | None:
     if mark is None:
         return None
     (policy,) = mark.args if len(mark.args) == 1 and not mark.kwargs else (None,)
-    if policy in POLICIES:
-        _note(node, f"fa_tolerance: {renamed(policy, POLICIES[policy])}")
-        policy = POLICIES[policy]
     if policy not in TOLERANCES:
         raise UsageProblem(f"{node.nodeid}: fa_tolerance takes one of {', '.join(TOLERANCES)}; it is {policy!r}")
     return str(policy)
-
-
-def _note(node: Node, text: str) -> None:
-    """Warn about an old name, once for each test function, with the place of that function."""
-    path, line, _ = node.location if isinstance(node, pytest.Item) else (str(node.path), 0, "")
-    warnings.warn_explicit(text, DeprecationWarning, path, (line or 0) + 1, registry=_NOTED)
 
 
 def read_marker(read: Callable[[pytest.Item], T], node: pytest.Item) -> T:

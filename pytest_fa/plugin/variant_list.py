@@ -48,8 +48,6 @@ def list_variants(catalog: Catalog, absence: str) -> None:
         console.print(printable(f"broken: {clash}"), style="red", markup=False, soft_wrap=True)
     if absence:
         console.print(printable(f"no variants of your own: {absence}"), style="red", markup=False, soft_wrap=True)
-    for notice in catalog.notices:
-        console.print(printable(f"fa: {notice}"), markup=False, soft_wrap=True)
 
 
 def _sweep_line(variant: Variant) -> str:

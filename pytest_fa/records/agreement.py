@@ -12,7 +12,6 @@ from pytest_fa.records.timing import ON_CPU, PROFILED_OUTPUTS, Agreement, Outsid
 LONG_NODE_US = 30.0  # mean duration from which a kernel counts as long
 SHARE = 0.05  # allowed difference between period and profiler, as a share of the period
 CAPPED_SHARE = 0.10  # by how much the profiler may be longer under a power cap: its load has no pauses
-EARLIER_SHORT_US = 0.4  # in records of earlier versions
 SHORT_US = 0.5  # allowed difference per short kernel, in microseconds; 0.44 was seen on an H100
 
 SLOPE_SHARE = 0.02  # allowed difference between the judge's slope and the period, as a share of the period
@@ -25,11 +24,11 @@ PROVEN_SHARE = 0.25  # how much shorter the candidate's clock must be than a who
 # How much longer calls may take that write an output of their own, besides the time to write it to memory.  In 253
 # records of an NVIDIA H200, 1.00 was enough for each; on an H100, `sdpa_math`, which has 14 kernels, needed 1.04.
 PROOF_SHARE = 1.05
-EARLIER_PROOF_SHARE = 1.15  # of a whole run, in records of earlier versions
 RUN_SHARE = 1.25  # how much more of what a run contains besides calls the proof sample may contain than a longer run
 RUN_US = 100.0  # and this much more
 LEAST_CALL_SHARE = 0.9  # of `device_us`, that a call from Python takes: the two are measured one after the other
 
+WITHOUT_JUDGE = "the time has no figure by the judge's clock"
 SHARED_OUTPUT = (
     "all calls return the same buffer, so it cannot be seen that each timed call computes; "
     "write the result into `out`, or return a new tensor"
@@ -45,30 +44,22 @@ def check_agreement(
     role: str,
     speed: Speed,
     floor: Floor | None = None,
-    *,
-    needs_outside: bool = True,
-    capped_share: float = CAPPED_SHARE,
-    short_us: float = SHORT_US,
-    is_earlier: bool = False,
 ) -> Agreement:
     """Return whether a period agrees with the other clocks, the launched kernels and the GPU's peak rates.
 
-    `floor` has the least times of a call on this GPU, if its rates are known.  Without `needs_outside`, a time on a GPU
-    may lack the judge's clock, as in records of earlier versions.  `capped_share` says by how much the profiler may be
-    longer under a power cap, as a share of the period.  `short_us` is the allowed difference per short kernel.
-    With `is_earlier`, the judge's clock has the limits of earlier versions.
+    `floor` has the least times of a call on this GPU, if its rates are known.
     """
     problem = _below_floor(speed.device.median_us, floor or Floor())
     if problem := problem or _throttled_or_branched(speed) or _wrong_kernels(variant, role, speed):
         return Agreement(valid=False, reason=problem)
-    if problem := _against_judge(speed, role, needs_outside=needs_outside, is_earlier=is_earlier):
+    if problem := _against_judge(speed, role):
         return Agreement(valid=False, reason=problem, least_us=_least_us(speed))
     if PROFILED_OUTPUTS in (speed.profiler_missing or ""):
         return Agreement(valid=False, reason=speed.profiler_missing or "", least_us=_least_us(speed))
     if speed.profiler is None:
         return Agreement(valid=None, reason=speed.profiler_missing or "not profiled")
-    share = capped_share if speed.is_power_capped else SHARE
-    return _compare(speed.device.median_us, speed.profiler, share, short_us)
+    share = CAPPED_SHARE if speed.is_power_capped else SHARE
+    return _compare(speed.device.median_us, speed.profiler, share)
 
 
 def slope_limit_us(period_us: float, *, is_capped: bool = False, precision: float | None = None) -> float:
@@ -110,17 +101,16 @@ def _below_floor(period_us: float, floor: Floor) -> str:
 # -- the judge's clock ------------------------------------------------------------------------------------------------
 
 
-def _against_judge(speed: Speed, role: str, *, needs_outside: bool, is_earlier: bool) -> str:
+def _against_judge(speed: Speed, role: str) -> str:
     """Return what the judge's clock contradicts; nothing on the CPU, where it is the only clock."""
     if ON_CPU in (speed.cold_missing, speed.profiler_missing):
         return ""
     if speed.outside is None:
-        return "the time has no figure by the judge's clock" if needs_outside else ""
-    is_capped = speed.judge_saw_power_cap
-    return _against_outside(speed.device.median_us, speed.outside, role, is_capped=is_capped, is_earlier=is_earlier)
+        return WITHOUT_JUDGE
+    return _against_outside(speed.device.median_us, speed.outside, role, is_capped=speed.judge_saw_power_cap)
 
 
-def _against_outside(period_us: float, outside: OutsideTime, role: str, *, is_capped: bool, is_earlier: bool) -> str:
+def _against_outside(period_us: float, outside: OutsideTime, role: str, *, is_capped: bool) -> str:
     """Return which of the judge's three figures contradicts a period.
 
     The slope alone is not enough: a candidate could slow down the shorter graph.  Then a whole run takes longer.  The
@@ -129,8 +119,7 @@ def _against_outside(period_us: float, outside: OutsideTime, role: str, *, is_ca
     """
     if outside.shares_outputs:
         return SHARED_OUTPUT
-    precision = None if is_earlier else outside.precision
-    allowed_us = slope_limit_us(period_us, is_capped=is_capped, precision=precision)
+    allowed_us = slope_limit_us(period_us, is_capped=is_capped, precision=outside.precision)
     if outside.proof_us is not None and not abs(outside.median_us - period_us) <= allowed_us:
         return (
             f"the judge's clock shows {outside.median_us:.2f} us and the candidate's own clock {period_us:.2f} us"
@@ -146,8 +135,7 @@ def _against_outside(period_us: float, outside: OutsideTime, role: str, *, is_ca
     if outside.proof_us is None or role == "overhead":
         return ""
     calls = outside.proof_calls or 1
-    limit_of = earlier_proof_limit_of if is_earlier else proof_limit_of
-    allowed_us = limit_of(outside, outside.fill_us or 0.0, calls)
+    allowed_us = proof_limit_of(outside, outside.fill_us or 0.0, calls)
     if not outside.proof_us <= allowed_us:
         return (
             f"where each of {calls} calls writes an output of its own, a call takes {outside.proof_us:.2f} us, "
@@ -189,12 +177,6 @@ def tampering_of(period_us: float, outside: OutsideTime) -> str:
     )
 
 
-def earlier_proof_limit_of(outside: OutsideTime, fill_us: float, proof_calls: int) -> float:
-    """The limit of the proof sample in earlier versions."""
-    run_us = outside.message_us / proof_calls
-    return max(EARLIER_PROOF_SHARE * outside.whole_us, outside.whole_us + 2 * fill_us) + CLOCK_US + run_us
-
-
 def proof_limit_of(outside: OutsideTime, fill_us: float, proof_calls: int) -> float:
     """The longest time per call that is allowed in the proof sample of a measurement."""
     run_us = outside.calls * (outside.whole_us - outside.median_us)
@@ -222,12 +204,12 @@ def _shorter_by(inside_us: float, outside_us: float) -> str:
 # -- the profiler's clock ---------------------------------------------------------------------------------------------
 
 
-def _compare(period_us: float, profiler: ProfilerTime, share: float, short_us: float) -> Agreement:
+def _compare(period_us: float, profiler: ProfilerTime, share: float) -> Agreement:
     """Compare the period with the profiler's durations.
 
     For long nodes (30 us or more on average), the sum of durations must be within 5 % of the period.  For short nodes,
     `clock_offset_us`, which was measured on as many kernels of the same launch geometry, is added first.  The
-    difference may then be `short_us` per node, or 5 % if that is more.
+    difference may then be `SHORT_US` per node, or 5 % if that is more.
 
     The profiler may be longer by the `share`.  Under a power cap, this is more than 5 %.  The profiler reads after half
     a second of load without a pause, and between the samples of a period there are pauses.  Therefore, the profiler's
@@ -240,7 +222,7 @@ def _compare(period_us: float, profiler: ProfilerTime, share: float, short_us: f
         profiled_us, least_allowed_us = profiler.profiler_us, 0.0
         profiled = f"profiler {profiler.profiler_us:.1f} us"
     else:
-        profiled_us, least_allowed_us = profiler.profiler_us + profiler.clock_offset_us, short_us * count
+        profiled_us, least_allowed_us = profiler.profiler_us + profiler.clock_offset_us, SHORT_US * count
         profiled = f"profiler {profiler.profiler_us:.2f} us, clock offset {profiler.clock_offset_us:+.2f} us"
     difference = period_us - profiled_us
     allowed = max(least_allowed_us, (share if difference < 0 else SHARE) * period_us)

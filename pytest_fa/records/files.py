@@ -7,20 +7,21 @@ regular file, its lines have a maximum length, and each figure must be in its ra
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 
 from pytest_fa.errors import FaError
-from pytest_fa.records.read import read_record
+from pytest_fa.records.compact import Content
+from pytest_fa.records.read import EarlierRecord, read_line
 from pytest_fa.records.record import Record
-from pytest_fa.records.shared_kernels import with_all_kernels
 from pytest_fa.records.text import printable, printable_struct
 from pytest_fa.regular_file import open_regular
 
 AnyContent = TypeVar("AnyContent", bound=msgspec.Struct)
+AnyDecoded = TypeVar("AnyDecoded")
 
 LONGEST_LINE_BYTES = 16 * 2**20
 MOST_BAD_LINES = 100_000
@@ -36,18 +37,23 @@ class UnreadableRecords(FaError):
 
 
 class BadLine(msgspec.Struct, frozen=True):
-    """A line that is no record: its number, counted from 1, its place in the file in bytes, and the reason."""
+    """A line that is no record: its number, counted from 1, its place in the file in bytes, and the reason.
+
+    `earlier_key` is the key of a record of an earlier schema; it is empty for other lines.
+    """
 
     number: int
     start: int
     length: int
     problem: str
+    earlier_key: tuple[str, ...] = ()
 
 
 class RecordFile(msgspec.Struct, frozen=True):
     """The content of a record file.
 
     `problem` says why the file as a whole cannot be read; it is empty if it can.  `remedy` says what to do about it.
+    `parts` has what its compact lines share, by name.
     """
 
     path: Path
@@ -55,6 +61,7 @@ class RecordFile(msgspec.Struct, frozen=True):
     bad_lines: tuple[BadLine, ...] = ()
     problem: str = ""
     remedy: str = ""
+    parts: dict[str, Content] = {}
 
     @property
     def complaint(self) -> str:
@@ -65,6 +72,8 @@ class RecordFile(msgspec.Struct, frozen=True):
             return ""
         first, count = self.bad_lines[0], len(self.records) + len(self.bad_lines)
         summary = f"{len(self.bad_lines)} of {count} lines cannot be read; line {first.number}: {first.problem}"
+        if first.earlier_key:
+            return summary  # it says what to do
         return f"{summary}; delete such lines, or read them with the version of pytest-fa that wrote them"
 
 
@@ -81,18 +90,19 @@ def read_record_file(path: Path) -> RecordFile:
 
 
 def read_stream(path: Path, stream: BinaryIO) -> RecordFile:
-    """Return the content of an open record file.  Each record has its builds' kernels, and all texts are printable."""
+    """Return the content of an open record file.  All texts are printable."""
     records: list[Record] = []
     bad_lines: list[BadLine] = []
+    parts: dict[str, Content] = {}
     for number, start, length, line in _lines(stream):
-        record = _decoded(line, _printable_record)
-        if not isinstance(record, str):
+        record = _decoded(line, lambda line: _printable_record(line, parts))
+        if isinstance(record, Record):
             records.append(record)
-        elif len(bad_lines) < MOST_BAD_LINES:
-            bad_lines.append(BadLine(number, start, length, record))
-        else:
+        elif record is not None and len(bad_lines) < MOST_BAD_LINES:
+            bad_lines.append(BadLine(number, start, length, *record))
+        elif record is not None:
             return RecordFile(path, problem=f"more than {MOST_BAD_LINES} of its lines are no records")
-    return RecordFile(path, tuple(with_all_kernels(records)), tuple(bad_lines))
+    return RecordFile(path, tuple(records), tuple(bad_lines), parts=parts)
 
 
 def read_content(path: Path, decode: Callable[[bytes], AnyContent], remedy: str) -> AnyContent | None:
@@ -106,9 +116,9 @@ def read_content(path: Path, decode: Callable[[bytes], AnyContent], remedy: str)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as problem:
-        content = _sentence(problem)
-    if isinstance(content, str):
-        raise UnreadableRecords(f"{printable(str(path))} cannot be read: {content}; {remedy}")
+        content = Unread(_sentence(problem))
+    if isinstance(content, Unread):
+        raise UnreadableRecords(f"{printable(str(path))} cannot be read: {content.problem}; {remedy}")
     return printable_struct(content)
 
 
@@ -144,24 +154,42 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, int, int, bytes]]:
         start += length
 
 
-def _decoded(data: bytes, decode: Callable[[bytes], AnyContent]) -> AnyContent | str:
+class Unread(NamedTuple):
+    """Why data cannot be decoded, and the key of the record if it has an earlier schema."""
+
+    problem: str
+    earlier_key: tuple[str, ...] = ()
+
+
+def _decoded(data: bytes, decode: Callable[[bytes], AnyDecoded]) -> AnyDecoded | Unread:
     """Return what `decode` makes of `data`, or the reason why it cannot be decoded."""
     if len(data) > LONGEST_LINE_BYTES:
-        return f"it is longer than {LONGEST_LINE_BYTES // 2**20} MiB"
+        return Unread(f"it is longer than {LONGEST_LINE_BYTES // 2**20} MiB")
     try:
         data.decode()
         return decode(data)
     except UnicodeDecodeError as problem:
-        return f"byte {problem.start} is not UTF-8"
+        return Unread(f"byte {problem.start} is not UTF-8")
     except RecursionError:
-        return "its JSON is nested too deeply"
+        return Unread("its JSON is nested too deeply")
+    except EarlierRecord as problem:
+        return Unread(_sentence(problem), record_key(problem.content))
     except ValueError as problem:
-        return _sentence(problem)
+        return Unread(_sentence(problem))
 
 
-def _printable_record(line: bytes) -> Record:
-    record = read_record(line)
-    return printable_struct(record) if _is_suspicious(line) else record
+def record_key(content: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the key of a record: a new record replaces a saved one that has the same.
+
+    The id of a gate is only its variant's name; its rerun command adds the ratio, the baseline and the cases.
+    """
+    fields = ("kind", "id", "rerun_command") if content.get("kind") == "gate" else ("kind", "id")
+    return tuple(str(content.get(field)) for field in fields)
+
+
+def _printable_record(line: bytes, parts: dict[str, Content]) -> Record | None:
+    record = read_line(line, parts)
+    return printable_struct(record) if record is not None and _is_suspicious(line) else record
 
 
 def _is_suspicious(line: bytes) -> bool:

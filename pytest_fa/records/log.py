@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Collection
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
+from pytest_fa.records.compact import compact_lines, part_line, part_names
 from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.files import (
     LONGEST_LINE_BYTES,
     UnreadableRecords,
     read_record_file,
     read_stream,
+    record_key,
 )
 from pytest_fa.records.record import Record, to_json
-from pytest_fa.records.shared_kernels import with_kernels_once
 from pytest_fa.records.text import printable
 from pytest_fa.regular_file import open_regular
 
@@ -104,10 +106,10 @@ def replace_records(path: Path, records: list[Record]) -> None:
 def save_records(records: list[Record], folder: Path, root: Path | None = None) -> list[Path]:
     """Save records in `<folder>/<gpu>/<variant>.jsonl`, with paths relative to `root`; return the files written.
 
-    A record replaces the saved record of the same kind and id; for gates, the rerun command must be equal as well.  All
-    other lines stay, and those that are no records of this version stay unchanged.  Hundreds of records may share a
-    build, so only the first of them lists its kernels.  The new file is written next to the old one and renamed, so
-    that a kill does not damage the old file.
+    A record replaces the saved record of the same kind and id, also one of an earlier schema; for gates, the rerun
+    command must be equal as well.  All other lines stay, and those that are no records of this version stay unchanged.
+    The lines are compact: what records share is written once.  The new file is written next to the old one and renamed,
+    so that a kill does not damage the old file.
 
     Raises `UnreadableRecords` for a file that cannot be read, which is not written.
     """
@@ -128,13 +130,17 @@ def save_records(records: list[Record], folder: Path, root: Path | None = None) 
 
 def _write_saved(stream: BinaryIO, path: Path, new_records: list[Record], root: Path | None) -> None:
     """Write the unreadable lines of the old file, its records that are not replaced, and the new records."""
-    kept = {_key(record): record for record in (*_copy_bad_lines(path, stream), *new_records)}
-    records = with_kernels_once(kept[key] for key in sorted(kept))
-    stream.writelines(_without_local_paths(to_json(record), root) + b"\n" for record in records)
+    new = {_key(record): record for record in new_records}
+    kept = {_key(record): record for record in _copy_bad_lines(path, stream, new.keys())} | new
+    records = (kept[key] for key in sorted(kept))
+    stream.writelines(compact_lines(records, lambda record: _without_local_paths(to_json(record), root)))
 
 
-def _copy_bad_lines(path: Path, target: BinaryIO) -> tuple[Record, ...]:
-    """Copy the lines that are no records of this version to `target`, and return the records of the other lines."""
+def _copy_bad_lines(path: Path, target: BinaryIO, replaced: Collection[tuple[str, ...]]) -> tuple[Record, ...]:
+    """Copy the lines that are no records of this version to `target`, and return the records of the other lines.
+
+    A line of an earlier schema is not copied if its key is one of `replaced`.
+    """
     try:
         source = open_regular(path)
     except FileNotFoundError:
@@ -144,8 +150,12 @@ def _copy_bad_lines(path: Path, target: BinaryIO) -> tuple[Record, ...]:
         if file.problem:
             raise UnreadableRecords(f"{path}: {file.complaint}")
         for line in file.bad_lines:
-            source.seek(line.start)
-            _copy_line(source, line.length, target)
+            if line.earlier_key not in replaced:
+                source.seek(line.start)
+                names = part_names(source.read(min(line.length, LONGEST_LINE_BYTES)))
+                target.writelines(part_line(name, file.parts[name]) for name in names if name in file.parts)
+                source.seek(line.start)
+                _copy_line(source, line.length, target)
     return file.records
 
 
@@ -159,11 +169,7 @@ def _copy_line(source: BinaryIO, length: int, target: BinaryIO) -> None:
 
 
 def _key(record: Record) -> tuple[str, ...]:
-    """Return the key of a record.
-
-    The id of a gate is only its variant's name; its rerun command adds the ratio, the baseline and the cases.
-    """
-    return (record.kind, record.id, *((record.rerun_command,) if record.kind == "gate" else ()))
+    return record_key({"kind": record.kind, "id": record.id, "rerun_command": record.rerun_command})
 
 
 def _without_local_paths(line: bytes, root: Path | None) -> bytes:

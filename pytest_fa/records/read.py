@@ -1,4 +1,4 @@
-"""Read a record from its JSON line, of the current schema or an earlier one."""
+"""Read a record from its JSON, or from a line of a file, which may be compact."""
 
 from __future__ import annotations
 
@@ -8,19 +8,29 @@ import msgspec
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import UsageProblem
-from pytest_fa.records.earlier import CURRENT_NAMES_SCHEMA, EARLIEST_SCHEMA, upgrade_record
+from pytest_fa.records.compact import Content, completed, read_part
 from pytest_fa.records.record import SCHEMA, Record, RecordKind
+from pytest_fa.records.text import printable_struct
 
 WITH_CASE: tuple[RecordKind, ...] = ("correct", "property", "speed", "profile", "sanitize")
-_CURRENT_START = f'{{"schema":{SCHEMA},'.encode()  # the first bytes of a line that this version wrote
+_CURRENT_START = f'{{"schema":{SCHEMA},'.encode()  # the first bytes of a line of a run
+
+
+class EarlierRecord(msgspec.ValidationError):
+    """A record of an earlier schema.  `content` is its JSON object."""
+
+    def __init__(self, schema: int, content: Content) -> None:
+        advice = "measure it again with --fa-save, or use the version of pytest-fa that wrote it"
+        super().__init__(f"record schema is {schema}, and this version reads schema {SCHEMA}: {advice}")
+        self.content = content
 
 
 def read_record(data: bytes | str | dict[str, Any]) -> Record:
     """Return a record from its JSON line, or from the output of `to_builtins`.
 
-    A record of schema 3 gets the names of schema 4, and that number.
-    Raises `msgspec.ValidationError` if it is not a record of a supported schema, if a figure is out of range, or if its
-    case is missing or impossible.  Other malformed JSON raises another `ValueError`, or `RecursionError`.
+    Raises `msgspec.ValidationError` if it is not a record of this schema, if a figure is out of range, or if its case
+    is missing or impossible; `EarlierRecord` for an earlier schema.  Other malformed JSON raises another `ValueError`,
+    or `RecursionError`.
     """
     record = _convert(data.encode() if isinstance(data, str) else data)
     if problem := _problem_of_case(record):
@@ -28,17 +38,37 @@ def read_record(data: bytes | str | dict[str, Any]) -> Record:
     return record
 
 
+def read_line(line: bytes, parts: dict[str, Content]) -> Record | None:
+    """Return the record of a line of a file.  A line with a part of records is added to `parts`, and gives None.
+
+    Raises the same as `read_record`.
+    """
+    content = None if line.startswith(_CURRENT_START) else msgspec.json.decode(line)
+    if not isinstance(content, dict) or not content.keys() & {"part", "parts"}:
+        return read_record(line)
+    if "parts" in content:
+        return read_record(completed(content, parts))
+    if "schema" in content:
+        _require_schema(content)
+    parts[msgspec.convert(content["part"], str)] = printable_struct(read_part(content))
+    return None
+
+
 def _convert(data: bytes | dict[str, Any]) -> Record:
     if isinstance(data, bytes) and data.startswith(_CURRENT_START):
         return msgspec.json.decode(data, type=Record)
     content = msgspec.json.decode(data) if isinstance(data, bytes) else data
-    schema = content.get("schema") if isinstance(content, dict) else None
-    if not isinstance(schema, int) or not EARLIEST_SCHEMA <= schema <= SCHEMA:
-        supported = f"this version reads schemas {EARLIEST_SCHEMA} to {SCHEMA}"
-        raise msgspec.ValidationError(f"record schema is {schema}; {supported}")
-    if schema < CURRENT_NAMES_SCHEMA:
-        content = {**upgrade_record(content), "schema": CURRENT_NAMES_SCHEMA}
+    _require_schema(content)
     return msgspec.convert(content, Record)
+
+
+def _require_schema(content: Any) -> None:  # noqa: ANN401  # any JSON
+    """Raise `EarlierRecord` or `msgspec.ValidationError` for another schema than that of this version."""
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if isinstance(schema, int) and schema < SCHEMA:
+        raise EarlierRecord(schema, content)
+    if schema != SCHEMA:
+        raise msgspec.ValidationError(f"record schema is {schema!r}; this version reads schema {SCHEMA}")
 
 
 def _problem_of_case(record: Record) -> str:

@@ -19,7 +19,7 @@ from pytest_fa.records.ranges import Name, Rate, Seconds
 from pytest_fa.records.timing import Speed
 from pytest_fa.records.tool_results import NsightReport, Sanitized
 
-SCHEMA = 5
+SCHEMA = 6
 
 StageName = Literal["build", "launch", "sanity", "correct", "speed"]
 STAGES: tuple[StageName, ...] = ("build", "launch", "sanity", "correct", "speed")

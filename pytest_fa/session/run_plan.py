@@ -92,19 +92,14 @@ class RunPlan:
 
     @property
     def header(self) -> list[str]:
-        """The lines of pytest's header: GPU, numbers of variants and cases, then one line for each deprecated name."""
+        """The lines of pytest's header: GPU, and numbers of variants and cases."""
         gpu = find_gpu()
         machine = "{} (sm_{}{}, driver {})".format(gpu.name, *gpu.compute_capability, gpu.driver) if gpu else "no GPU"
         known = len(self.catalog.variants) + len(self.catalog.broken)
         chosen, cases = len(self.plan.chosen), len(self.plan.selected_cases)
         part = "".join(part.header for part in self.options.parts)
         title = f"fa: {machine}; {chosen} of {known} variants; {cases} case{'s' * (cases != 1)}{part}"
-        return [title, *self.notices]
-
-    @property
-    def notices(self) -> list[str]:
-        """One line for each deprecated name in the options and manifests of this run."""
-        return [f"fa: {notice}" for notice in (*self.options.notices, *self.catalog.notices)]
+        return [title]
 
     def _chosen(self) -> tuple[AnyVariant, ...]:
         options = self.options

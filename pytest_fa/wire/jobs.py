@@ -10,7 +10,6 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
-from pytest_fa.earlier import upgrade_job
 from pytest_fa.records.checks import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import ArmOrder, SamplePlan
@@ -269,8 +268,8 @@ def decode_request(data: bytes) -> JudgeRequest:
 
 
 def read_job(path: Path) -> Job:
-    """A job from a file, which an earlier version may have written.  Raises `OSError` and `msgspec.MsgspecError`."""
-    job: Job = msgspec.convert(upgrade_job(msgspec.json.decode(path.read_bytes())), Job)
+    """A job from a file.  Raises `OSError` and `msgspec.MsgspecError`."""
+    job: Job = msgspec.json.decode(path.read_bytes(), type=Job)
     return job
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.factories import PYTHON_MANIFEST
 from tests.projects import NewProject, Project
 
 
@@ -33,12 +32,3 @@ def test_header_counts(trio: Project, arguments: list[str], title: str) -> None:
 def test_no_header_without_an_option(trio: Project) -> None:
     """Without an --fa option, the plugin adds no line to the header."""
     assert [line for line in trio.suite("--collect-only").all_lines if line.startswith("fa: ")] == []
-
-
-@pytest.mark.parametrize("arguments", [["-q", "--collect-only"], ["--fa-list"]], ids=["quiet", "list"])
-def test_old_names_are_named_without_a_header(new_project: NewProject, arguments: list[str]) -> None:
-    """With -q and with --fa-list, which print no header, one line gives the new name of an old one."""
-    project = new_project("old_names")
-    project.python_variant("mine", manifest=PYTHON_MANIFEST + "tolerance: measured\n")
-    text = project.run("--pyargs", "pytest_fa.suite", "--fa-variant=mine", *arguments).text
-    assert text.count("tolerance: 'measured' is now called 'same_precision'") == 1

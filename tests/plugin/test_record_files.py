@@ -46,7 +46,7 @@ def damaged(new_project: NewProject) -> Damaged:
     path = project.folder / "profiles" / "cpu" / "good.jsonl"
     line = path.read_bytes().rstrip(b"\n")
     timeless = {**json.loads(line), "speed": {**json.loads(line)["speed"], "device": None}}
-    bad_lines = [line.replace(b'{"schema":5', b'{"schema":9'), json.dumps(timeless).encode(), line[:100]]
+    bad_lines = [line.replace(b'"schema":6', b'"schema":9'), json.dumps(timeless).encode(), line[:100]]
     path.write_bytes(b"\n".join((line, *bad_lines)))
     (project.folder / "profiles" / "another-gpu").mkdir()
     os.mkfifo(project.folder / "profiles" / "another-gpu" / "good.jsonl")

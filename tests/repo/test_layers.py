@@ -22,7 +22,6 @@ PACKAGE = REPOSITORY / "pytest_fa"
 LAYERS = (
     "errors",
     "feature",
-    "earlier",
     "regular_file",
     "processes",
     "locks",

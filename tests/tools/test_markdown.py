@@ -118,7 +118,7 @@ def test_bottlenecks_quote_the_decisive_counters(tmp_path: Path, snapshot: Snaps
     (tmp_path / "profiles" / "one.jsonl").write_bytes(to_json(record) + b"\n")
     assert record.case is not None
     words = f"profiles=profiles case={record.case.shape_id} variants=one,two"
-    made = rewrite(f"<!-- fa-verdicts {words} -->\n<!-- /fa-verdicts -->\n", tmp_path)
+    made = rewrite(f"<!-- fa-bottlenecks {words} -->\n<!-- /fa-bottlenecks -->\n", tmp_path)
     assert snapshot == made.splitlines()[4:7]
 
 
@@ -127,7 +127,7 @@ def test_a_variant_without_ablations_has_no_phases(tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
     words = "profiles=profiles kernels=kernels of=one cases=b1h8s512d64-fp16"
     with pytest.raises(TableProblem, match="one has no ablations in kernels"):
-        rewrite(f"<!-- fa-stages {words} -->\n<!-- /fa-stages -->\n", tmp_path)
+        rewrite(f"<!-- fa-phases {words} -->\n<!-- /fa-phases -->\n", tmp_path)
 
 
 @pytest.mark.parametrize("words", ["--check", ""])

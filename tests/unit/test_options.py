@@ -337,8 +337,8 @@ def test_benchmark_disable_means_no_timing(
         ((), ("pytest",)),
         (("--fa-variant=one", "--fa-suite=smoke", "--fa-save"), ("pytest",)),
         (
-            ("--fa-tolerance=measured", "--fa-kernels=a,b", "--fa-arch=sm_80", "--fa-cache=c"),
-            ("pytest", "--fa-kernels=a,b", "--fa-arch=sm_80", "--fa-tolerance=measured", "--fa-cache=c"),
+            ("--fa-tolerance=absolute", "--fa-kernels=a,b", "--fa-arch=sm_80", "--fa-cache=c"),
+            ("pytest", "--fa-kernels=a,b", "--fa-arch=sm_80", "--fa-tolerance=absolute", "--fa-cache=c"),
         ),
         (("--pyargs", "pytest_fa.suite"), ("pytest", "--pyargs", "pytest_fa.suite")),
     ],
@@ -433,7 +433,7 @@ def test_some_tests_are_there_on_request(pytester: pytest.Pytester) -> None:
 def test_a_run_has_one_tolerance(pytester: pytest.Pytester) -> None:
     """Two policies are an error; none of them is ignored."""
     with pytest.raises(UsageProblem, match="--fa-tolerance"):
-        read(pytester, "--fa-tolerance=measured,absolute")
+        read(pytester, "--fa-tolerance=absolute,absolute")
 
 
 # -- what is written twice, so that reading the options costs no catalog -----------------------------------------------

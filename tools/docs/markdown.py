@@ -60,7 +60,6 @@ import re
 import sys
 from pathlib import Path
 
-from pytest_fa.earlier import BLOCKS, renamed
 from pytest_fa.errors import FaError
 from tools.docs.blocks import MAKERS, TableProblem
 
@@ -82,7 +81,6 @@ def rewrite(text: str, root: Path) -> str:
 
 
 def _table_of(kind: str, words: str, root: Path) -> str:
-    kind = BLOCKS.get(kind, kind)
     if kind not in MAKERS:
         raise TableProblem(f"fa-{kind}: there is no such table (allowed: fa-{', fa-'.join(MAKERS)})")
     return MAKERS[kind](words, root)
@@ -105,8 +103,6 @@ def main(arguments: list[str]) -> int:
         except (OSError, UnicodeDecodeError, FaError) as problem:
             sys.stderr.write(f"{path}: {problem}\n")
             return 2
-        for kind in sorted({block["kind"] for block in BLOCK.finditer(before)} & set(BLOCKS)):
-            sys.stderr.write(f"{path}: {renamed(f'fa-{kind}', f'fa-{BLOCKS[kind]}')}\n")
         if check and before != after:
             sys.stderr.write(f"{path}: its tables differ from the records; rerun without --check to rewrite them\n")
             status = 1

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.records.checks import Bound, Check
-from pytest_fa.records.earlier import OUTSIDE_SCHEMA
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, RecordKind
 
@@ -67,7 +66,7 @@ def missing_evidence(record: Record) -> Iterator[str]:
     if record.kind == "speed" and (record.speed is None) != (states.get("speed") != "ok"):
         has = "no time" if record.speed is None else "a time"
         yield f"stage speed is {states.get('speed', 'missing')!r}, and it has {has}"
-    if record.speed and record.speed.agreement is None and record.schema >= OUTSIDE_SCHEMA:
+    if record.speed and record.speed.agreement is None:
         yield "its time was not compared with other clocks: agreement is missing"
 
 

@@ -1,4 +1,4 @@
-"""Whether the records of a bundle are those that its run wrote: each once, of its time, its schema and its sources.
+"""Whether the records of a bundle are those that its run wrote: each once, of its time and its sources.
 
 None of this stops a maker who writes new records and new hashes.  Only a signature shows who made a bundle.
 """
@@ -14,7 +14,6 @@ from typing import Any
 from pytest_fa.features.bundle.bundle_manifest import BundleManifest
 from pytest_fa.records.record import Record, to_json
 
-MIN_RECORD_SCHEMA = 5  # of the records of a run that says what it wrote
 MAX_CLOCK_ERROR = timedelta(days=1)  # between the maker's clock and this one
 MAX_NAMED = 3
 
@@ -32,9 +31,6 @@ def incomplete(manifest: BundleManifest, records: Sequence[Record]) -> Iterator[
     for (kind, record_id, _), count in keys.items():
         if count > 1:
             yield f"{kind} {record_id}: this record occurs {count} times"
-    for record in records:
-        if record.schema < MIN_RECORD_SCHEMA:
-            yield f"{record.id}: its schema is {record.schema}; a run that says what it wrote has {MIN_RECORD_SCHEMA}"
 
 
 def in_the_future(manifest: BundleManifest, now: datetime | None = None) -> Iterator[str]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from pytest_fa.features.gate.pilot import near
 from pytest_fa.records.agreement import LEAST_CALL_SHARE
-from pytest_fa.records.earlier import OUTSIDE_SCHEMA
 from pytest_fa.records.gated import OLDER_BUILD, Gate
 from pytest_fa.records.paired import CPU_METHOD
 from pytest_fa.records.record import Record
@@ -69,7 +68,7 @@ def _of_question(record: Record, gate: Gate) -> Iterator[str]:
         yield f"its pilot took {gate.pilot_seconds:.1f} s, the whole gate {gate.seconds:.1f} s"
     for pair in gate.pairs:
         is_on_gpu = record.environment.gpu and not pair.method.startswith(CPU_METHOD)
-        if is_on_gpu and record.schema >= OUTSIDE_SCHEMA and not pair.samples.outside:
+        if is_on_gpu and not pair.samples.outside:
             yield f"{pair.samples.baseline} at {pair.samples.shape_id} has no times by the judge's clock"
     yield from _of_selection(record, gate)
 

@@ -18,11 +18,10 @@ from pytest_fa.features.gate.gate import OUTCOMES
 from pytest_fa.features.gate.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.features.gate.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval
 from pytest_fa.features.gate.pilot import OTHER_NODES, SLOWER_THAN_PILOT, BaselineTime, slower_than_pilot
-from pytest_fa.records.agreement import CAPPED_SHARE, EARLIER_SHORT_US, SHARE, SHORT_US, check_agreement
+from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.arm_orders import recorded_order
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.checks import Bound, Check
-from pytest_fa.records.earlier import OUTSIDE_SCHEMA
 from pytest_fa.records.gated import Gate, GatePair
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
@@ -124,36 +123,14 @@ def _of_speed(record: Record, speed: Speed, ceilings: Ceilings | None) -> Iterat
 
 
 def _of_agreement(record: Record, speed: Speed, stated: Agreement, ceilings: Ceilings | None) -> Iterator[str]:
-    """A stated agreement must follow from the times, by today's rules or by those of an earlier version."""
-
-    def expected(capped_share: float, sm_mhz: int | None, short_us: float, *, is_earlier: bool) -> Agreement:
-        is_limited = ceilings is not None and record.role != "overhead" and record.case is not None
-        floor = ceilings.floor(record.case, speed.l2_bytes, sm_mhz) if is_limited and ceilings and record.case else None
-        needs_outside = record.schema >= OUTSIDE_SCHEMA
-        limits = {"capped_share": capped_share, "short_us": short_us}
-        return check_agreement(
-            record.variant,
-            record.role,
-            speed,
-            floor,
-            needs_outside=needs_outside,
-            is_earlier=is_earlier,
-            **limits,
-        )
-
-    def fits(expected: Agreement) -> bool:
-        is_close = stated.least_us is None or _is_close(stated.least_us, expected.least_us)  # None in older records
-        return stated.valid == expected.valid and is_close
-
-    today = expected(CAPPED_SHARE, speed.highest_sm_mhz, SHORT_US, is_earlier=False)
-    rules = (
-        (CAPPED_SHARE, speed.highest_sm_mhz, SHORT_US),
-        (CAPPED_SHARE, speed.highest_sm_mhz, EARLIER_SHORT_US),
-        (SHARE, None, EARLIER_SHORT_US),
-    )
-    earlier = (expected(*rule, is_earlier=True) for rule in rules)
-    if not fits(today) and not any(map(fits, earlier)):
-        yield f"the agreement says valid = {stated.valid}, the times give {today.valid}: {today.reason}"
+    """A stated agreement must follow from the times."""
+    floor = None
+    if ceilings is not None and record.role != "overhead" and record.case is not None:
+        floor = ceilings.floor(record.case, speed.l2_bytes, speed.highest_sm_mhz)
+    expected = check_agreement(record.variant, record.role, speed, floor)
+    is_close = stated.least_us is None or _is_close(stated.least_us, expected.least_us)  # None in older records
+    if stated.valid != expected.valid or not is_close:
+        yield f"the agreement says valid = {stated.valid}, the times give {expected.valid}: {expected.reason}"
 
 
 def _of_timing(name: str, timing: Timing) -> Iterator[str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_fa.records.earlier import upgrade_noise
 from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.files import read_content
 from pytest_fa.records.paired import PairSamples
@@ -60,7 +59,7 @@ def decode_noise(data: bytes) -> Noise:
 
     Raises `msgspec.ValidationError` also if there are too few samples for a standard deviation.
     """
-    noise = msgspec.convert(upgrade_noise(msgspec.json.decode(data)), Noise)
+    noise = msgspec.json.decode(data, type=Noise)
     rows = [row for pair in noise.pairs for row in (*pair.blocks, *pair.control)]
     processes = {len(samples) for pair in noise.pairs for samples in (pair.blocks, pair.control)}
     if len(noise.pairs) != len(noise.candidates) or processes != {noise.processes} or noise.processes < LEAST_SAMPLES:

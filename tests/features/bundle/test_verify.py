@@ -9,7 +9,7 @@ import json
 import random
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.source import read_source
-from pytest_fa.records.timing import Agreement, NodeTime, OutsideTime, ProfilerTime
+from pytest_fa.records.timing import Agreement, NodeTime, OutsideTime, ProfilerTime, Speed
 from tests import factories
 from tests.factories import check
 from tests.written_runs import end_run
@@ -39,17 +39,19 @@ from tests.written_runs import end_run
 REPOSITORY = Path(__file__).parents[3]
 PROFILES = REPOSITORY / "profiles" / "nvidia-h200"
 RECORDS = "artifacts/records/run.jsonl"
-SCHEMA_WITH_ALL_VERDICTS = 4  # of the saved gates
 Content = dict[str, bytes]
 
 
 def _samples() -> list[Record]:
-    """Two records of each kind that a run on an H200 made, and every verdict of a gate, all of one schema."""
+    """Two records of each kind that a run on an H200 made, and every verdict of a gate.
+
+    They were measured before there was a judge's clock.  Each time and each gate gets one that agrees.
+    """
     records = [
         record
         for name in ("cluster_latency", "swizzle_async", "sdpa_cudnn", "ws_p2")
         for record in read_record_file(PROFILES / f"{name}.jsonl").records
-        if record.schema == SCHEMA_WITH_ALL_VERDICTS
+        if not _has_judges_clock(record)
     ]
     records.sort(key=lambda record: record.measured_at, reverse=True)
     records.sort(key=lambda record: record.gate is None)  # the build that was gated
@@ -61,15 +63,25 @@ def _samples() -> list[Record]:
         if record.environment == environment and is_same_build:
             verdict = record.gate.verdict if record.gate else ""
             chosen.setdefault((record.kind, verdict), []).append(record)
-    return [record for group in chosen.values() for record in group[:2]]
+    return [_with_judges_clock(record) for group in chosen.values() for record in group[:2]]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _with_saved_schema() -> Iterator[None]:
-    """Accept the schema of the saved records, as if their run had said what it wrote."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pytest_fa.features.bundle.completeness.MIN_RECORD_SCHEMA", SCHEMA_WITH_ALL_VERDICTS)
-        yield
+def _has_judges_clock(record: Record) -> bool:
+    """Whether a record has costs, as all have that were measured since there is a judge's clock."""
+    return record.costs is not None or bool(record.gate and record.gate.pairs[0].samples.outside)
+
+
+def _with_judges_clock(record: Record) -> Record:
+    """The record with figures of the judge's clock that are those of the candidate's own clock."""
+    speed, gate = record.speed, record.gate
+    if speed:
+        us = speed.device.median_us
+        speed = msgspec.structs.replace(speed, outside=OutsideTime(us, 0.001, us, 3000, us, 1000))
+    if gate:
+        samples = [msgspec.structs.replace(pair.samples, outside=tuple(pair.samples.means)) for pair in gate.pairs]
+        pairs = [msgspec.structs.replace(pair, samples=own) for pair, own in zip(gate.pairs, samples, strict=True)]
+        gate = msgspec.structs.replace(gate, pairs=tuple(pairs))
+    return msgspec.structs.replace(record, speed=speed, gate=gate)
 
 
 @pytest.fixture(scope="module")
@@ -337,60 +349,55 @@ def _of_agreement(record: Record) -> list[str]:
     return [problem for problem in contradictions(record, None, 0.01) if problem.startswith("the agreement says")]
 
 
+def _timed() -> tuple[Record, Speed]:
+    """A record with a time, and that time."""
+    record = next(record for record in _samples() if record.speed and record.speed.agreement and record.speed.profiler)
+    assert record.speed is not None
+    return record, record.speed
+
+
 def test_the_clock_of_the_judge_is_compared_again() -> None:
-    """A time that the judge's clock contradicts, or that lacks it, cannot say that it is confirmed; older ones can."""
-    timed = next(record for record in _samples() if record.speed and record.speed.agreement and record.speed.profiler)
-    assert timed.speed is not None
-    device_us = timed.speed.device.median_us
-
-    def with_outside(outside: OutsideTime | None, schema: int) -> Record:
-        assert timed.speed is not None
-        return msgspec.structs.replace(
-            timed, schema=schema, speed=msgspec.structs.replace(timed.speed, outside=outside)
-        )
-
+    """A time that the judge's clock contradicts, or that lacks it, cannot say that it is confirmed."""
+    timed, speed = _timed()
+    device_us = speed.device.median_us
     agrees = OutsideTime(device_us, 0.001, device_us, 3000, device_us, 1000)
     longer = msgspec.structs.replace(agrees, median_us=2 * device_us)
-    lies = [
-        bool(_of_agreement(with_outside(outside, schema)))
-        for outside, schema in ((agrees, 5), (longer, 5), (None, 5), (None, 4))
-    ]
-    assert lies == [False, True, True, False]
+    times = [msgspec.structs.replace(speed, outside=outside) for outside in (agrees, longer, None)]
+    lies = [bool(_of_agreement(msgspec.structs.replace(timed, speed=each))) for each in times]
+    assert lies == [False, True, True]
 
 
-def test_a_record_may_follow_the_earlier_rule_for_short_kernels() -> None:
-    """Earlier versions allowed a difference of 0.4 us to the profiler; a time beyond 0.5 us cannot be confirmed."""
-    timed = next(record for record in _samples() if record.speed and record.speed.agreement and record.speed.profiler)
-    assert timed.speed is not None
+def test_the_profilers_time_of_short_kernels_is_compared_again() -> None:
+    """A difference of 0.45 us to the profiler confirms a time of a short kernel, one of 0.6 us does not."""
+    timed, speed = _timed()
     outside = OutsideTime(5.0, 0.001, 5.0, 3000, 5.0, 1000)
-    device = msgspec.structs.replace(timed.speed.device, median_us=5.0)
+    device = msgspec.structs.replace(speed.device, median_us=5.0)
     lies = []
     for difference_us, valid in ((0.3, True), (0.45, True), (0.45, False), (0.3, False), (0.6, True)):
         profiled_us = 5.0 + difference_us
         profiler = ProfilerTime(profiled_us, 0.0, (NodeTime("kernel", profiled_us, 1),), 0)
         agreement = Agreement(valid, "", 5.0)
-        speed = msgspec.structs.replace(
-            timed.speed, device=device, outside=outside, profiler=profiler, agreement=agreement, call=device
+        changed = msgspec.structs.replace(
+            speed, device=device, outside=outside, profiler=profiler, agreement=agreement, call=device
         )
-        lies.append(bool(_of_agreement(msgspec.structs.replace(timed, schema=5, speed=speed))))
-    assert lies == [False, False, False, True, True]
+        lies.append(bool(_of_agreement(msgspec.structs.replace(timed, speed=changed))))
+    assert lies == [False, False, True, True, True]
 
 
-def test_a_record_may_follow_the_earlier_rule_for_the_proof_sample() -> None:
-    """Earlier versions allowed calls with outputs of their own 15 % more than a whole run."""
-    timed = next(record for record in _samples() if record.speed and record.speed.agreement and record.speed.profiler)
-    assert timed.speed is not None
-    device = msgspec.structs.replace(timed.speed.device, median_us=100.0)
+def test_the_proof_sample_is_compared_again() -> None:
+    """Calls with outputs of their own that take 12 % longer contradict a confirmed time."""
+    timed, speed = _timed()
+    device = msgspec.structs.replace(speed.device, median_us=100.0)
     profiler = ProfilerTime(100.0, 0.0, (NodeTime("kernel", 100.0, 1),), 0)
     lies = []
     for proof_us in (104.0, 112.0, 118.0):
         outside = OutsideTime(100.0, 0.001, 100.0, 3000, proof_us, 1000)
         agreement = Agreement(valid=True, reason="", least_us=100.0)
-        speed = msgspec.structs.replace(
-            timed.speed, device=device, outside=outside, profiler=profiler, agreement=agreement, call=device
+        changed = msgspec.structs.replace(
+            speed, device=device, outside=outside, profiler=profiler, agreement=agreement, call=device
         )
-        lies.append(bool(_of_agreement(msgspec.structs.replace(timed, schema=5, speed=speed))))
-    assert lies == [False, False, True]
+        lies.append(bool(_of_agreement(msgspec.structs.replace(timed, speed=changed))))
+    assert lies == [False, True, True]
 
 
 def _with_age(line: dict[str, Any]) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.records import files
+from pytest_fa.records.compact import Content, compact_lines
 from pytest_fa.records.files import BadLine, RecordFile, UnreadableRecords, read_record_file, try_to_read
 from pytest_fa.records.log import read_records
-from pytest_fa.records.read import read_record
+from pytest_fa.records.read import read_line
 from pytest_fa.records.record import SCHEMA, Record, to_builtins, to_json
 from tests.factories import RECORD, SMALL_SHAPE, record
 
@@ -35,15 +37,35 @@ def device(median: str, samples: str = "[1.0]") -> str:
     return f'{{"method": "m", "samples_us": {samples}, "median_us": {median}, "calls_per_sample": 1}}'
 
 
+def compact(record: Record) -> bytes:
+    """The compact line of one record."""
+    (line,) = compact_lines([record])
+    return line.rstrip()
+
+
 NESTED = b"[" * 100_000 + b"]" * 100_000
 CASE = to_builtins(RECORD)["case"]
 
 BAD_LINES: dict[str, tuple[bytes, str]] = {
     "half a brace": (b"{", "Input data was truncated"),
-    "a list": (b"[]", "record schema is None; this version reads schemas 3 to 5"),
-    "a number": (b"1", "record schema is None; this version reads schemas 3 to 5"),
-    "older schema": (b'{"schema": 0}', "record schema is 0; this version reads schemas 3 to 5"),
-    "newer schema": (to_json(record(schema=SCHEMA + 1)), "record schema is 6; this version reads schemas 3 to 5"),
+    "a list": (b"[]", "record schema is None; this version reads schema 6"),
+    "a number": (b"1", "record schema is None; this version reads schema 6"),
+    "newer schema": (to_json(record(schema=SCHEMA + 1)), "record schema is 7; this version reads schema 6"),
+    "a text as schema": (b'{"schema": "6"}', "record schema is '6'; this version reads schema 6"),
+    "a part of a newer schema": (b'{"part": "a", "schema": 7}', "record schema is 7; this version reads schema 6"),
+    "a part with a wrong value": (b'{"part": "a", "role": 1}', "Expected `str`, got `int`"),
+    "a part without a name": (b'{"part": null}', "Expected `str`, got `null`"),
+    "a missing part": (b'{"parts": ["0a"]}', "no line above it has its part '0a'"),
+    "parts that are none": (b'{"parts": [[]]}', "Expected `str`, got `array` - at `$[0]`"),
+    "a compact line without an id": (b'{"parts": [], "schema": 6}', "Object missing required field `id`"),
+    "a stage with too many values": (
+        compact(RECORD).replace(b'["sanity","not reached"]', b'["sanity","not reached",0.0,2]'),
+        "Expected `object`, got `array` - at `$.stages",
+    ),
+    "a compact line with a case that is none": (
+        compact(RECORD).replace(b'"kind"', b'"case":"b0","kind"'),
+        "case 'b0' is malformed",
+    ),
     "cut off": (to_json(record())[:-1], "Input data was truncated"),
     "two records": (to_json(record()) * 2, "JSON is malformed: trailing characters (byte "),
     "NaN": (timed(device("NaN")), "JSON is malformed: invalid character (byte "),
@@ -62,7 +84,7 @@ BAD_LINES: dict[str, tuple[bytes, str]] = {
     "unknown outcome": (line(outcome="great"), "Invalid enum value 'great' - at `$.outcome`"),
     "brackets": (NESTED, "its JSON is nested too deeply"),
     "brackets in an unknown field": (to_json(RECORD)[:-1] + b',"x":' + NESTED + b"}", "its JSON is nested too deeply"),
-    "brackets in schema 3": (b'{"schema":3,"id":' + NESTED + b"}", "its JSON is nested too deeply"),
+    "brackets in another order": (b'{"id":1,"schema":' + NESTED + b"}", "its JSON is nested too deeply"),
     "not UTF-8": (b'{"schema":4,"id":"\xff"}', "byte 18 is not UTF-8"),
     "not UTF-8 in an unknown field": (to_json(RECORD)[:-1] + b',"x":"\xc3"}', "is not UTF-8"),
     "half a surrogate pair": (
@@ -109,6 +131,17 @@ def test_a_file_with_a_bad_line_is_refused(tmp_path: Path, name: str) -> None:
     assert "\n" not in text
 
 
+@pytest.mark.parametrize("schema", [0, 3, 5])
+def test_a_record_of_an_earlier_schema_is_explained_in_one_sentence(
+    tmp_path: Path, schema: int, snapshot: SnapshotAssertion
+) -> None:
+    """The complaint says which schema was found, which one is read, and what to do."""
+    path = written(tmp_path / "x.jsonl", to_json(record(id="one", schema=schema)), to_json(LAST))
+    file = read_record_file(path)
+    assert (file.records, [bad.earlier_key for bad in file.bad_lines]) == ((LAST,), [("correct", "one")])
+    assert snapshot == file.complaint
+
+
 def test_a_file_without_a_bad_line_has_no_complaint(tmp_path: Path) -> None:
     """Every line is a record, and there is nothing to complain about; empty lines do not count."""
     path = written(tmp_path / "x.jsonl", b"", to_json(FIRST), b" \r", to_json(LAST) + b"\r")
@@ -139,11 +172,11 @@ def test_a_line_of_more_than_16_mib_is_not_parsed(tmp_path: Path, monkeypatch: p
         stream.write(b"\n" + to_json(LAST) + b"\n")
     parsed: list[int] = []
 
-    def read(data: bytes) -> Record:
+    def read(data: bytes, parts: dict[str, Content]) -> Record | None:
         parsed.append(len(data))
-        return read_record(data)
+        return read_line(data, parts)
 
-    monkeypatch.setattr("pytest_fa.records.files.read_record", read)
+    monkeypatch.setattr("pytest_fa.records.files.read_line", read)
     file = read_record_file(path)
     assert (file.records, file.bad_lines) == ((LAST,), (BadLine(2, 1, size, "it is longer than 16 MiB"),))
     assert parsed == [len(to_json(LAST)) + 1]

@@ -35,6 +35,7 @@ from pytest_fa.features.gate.noise_table import noise_rows
 from pytest_fa.features.html.machine import PageFacts
 from pytest_fa.features.html.render import html_report
 from pytest_fa.records.ceilings import Ceilings, ceilings_path, read_ceilings
+from pytest_fa.records.compact import compact_lines
 from pytest_fa.records.files import read_record_file, try_to_read
 from pytest_fa.records.log import read_records, save_records
 from pytest_fa.records.paired import PairSamples
@@ -46,7 +47,7 @@ from pytest_fa.table.failure import failure_text
 from pytest_fa.table.layout import table_lines
 from pytest_fa.table.rows import headline, make_groups, notes
 from pytest_fa.table.static_code import static_text
-from tests.factories import RECORD, RECORDED, fuzz_settings, variant
+from tests.factories import RECORD, fuzz_settings, variant
 from tests.fuzz import any_json, as_json, changed_bytes, changed_json
 from tools.docs import pictures
 from tools.docs.blocks import MAKERS
@@ -56,17 +57,20 @@ from tools.docs.ladder import Rung, _row
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
 
 REPOSITORY = Path(__file__).parents[3]
-SCHEMA_3 = (RECORDED / "earlier" / "record.json").read_bytes()
 
 
 @cache
 def saved_lines() -> list[bytes]:
-    """The shortest saved line of each kind and variant, the full record, and the record of schema 3."""
-    shortest: dict[tuple[str, str], bytes] = {}
+    """The shortest saved record of each kind and variant as a whole line, and two compact lines of each with its parts.
+
+    The full record is there as well.
+    """
+    shortest: dict[tuple[str, str], Record] = {}
     for path in sorted((REPOSITORY / "profiles").glob("*/*.jsonl")):
-        for line in sorted(path.read_bytes().splitlines(), key=len, reverse=True):
-            shortest[(path.stem, json.loads(line)["kind"])] = line
-    return [*shortest.values(), to_json(RECORD), as_json(json.loads(SCHEMA_3))]
+        for record in sorted(read_records(path), key=lambda record: len(to_json(record)), reverse=True):
+            shortest[(path.stem, record.kind)] = record
+    compact = [line.rstrip() for record in shortest.values() for line in compact_lines([record, record])]
+    return [*map(to_json, shortest.values()), to_json(RECORD), *compact]
 
 
 @cache
@@ -76,7 +80,7 @@ def saved_values() -> list[Any]:
 
 
 def lines() -> st.SearchStrategy[bytes]:
-    """A line of a record file: a saved one, a changed one, arbitrary JSON, or arbitrary bytes."""
+    """A line of a record file: one of `saved_lines`, a changed one, arbitrary JSON, or arbitrary bytes."""
     return st.one_of(
         st.deferred(lambda: changed_json(saved_values())).map(as_json),
         st.deferred(lambda: changed_json(saved_values())).map(as_json),
@@ -164,7 +168,9 @@ def test_every_line_is_a_record_or_named(folder: Path, content: bytes) -> None:
     path.write_bytes(content)
     file = read_record_file(path)
     numbers = [number for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()]
-    assert len(file.records) + len(file.bad_lines) == len(numbers)
+    lines_of_parts = len(numbers) - len(file.records) - len(file.bad_lines)
+    assert 0 <= lines_of_parts <= content.count(b'"part"')
+    assert len(file.parts) <= lines_of_parts
     assert {bad.number for bad in file.bad_lines} <= set(numbers)
     problems = [bad.problem for bad in file.bad_lines]
     assert all(problem and "\n" not in problem and printable(problem) == problem for problem in problems)
@@ -189,10 +195,12 @@ def test_saving_keeps_every_line_and_stays_in_its_folder(folder: Path, content: 
         assert sum(len(read_records(saved)) for saved in paths) >= len(keys)
         for saved in paths:
             bad_lines = (content[line.start : line.start + line.length] for line in file.bad_lines)
-            bad = b"".join(line.rstrip(b"\n") + b"\n" for line in bad_lines)
-            saved.write_bytes(bad + saved.read_bytes())
+            bad = [line.rstrip(b"\n") + b"\n" for line in bad_lines]
+            saved.write_bytes(b"".join(bad) + saved.read_bytes())
             save_records(list(read_record_file(saved).records), target)
-            assert saved.read_bytes().startswith(bad)
+            with saved.open("rb") as stream:
+                written = list(stream)
+            assert [line for line in bad if line not in written] == []
 
 
 BLOCKS = tuple((0.01 * number, 0.02, -0.01) for number in range(12))

@@ -15,6 +15,7 @@ import pytest
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Arch
 from pytest_fa.records.built import Build, Kernel
+from pytest_fa.records.compact import compact_lines
 from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.files import UnreadableRecords
 from pytest_fa.records.log import RecordLog, read_records, save_records, saved_path
@@ -183,8 +184,8 @@ def test_kernels_of_a_build_are_saved_once(tmp_path: Path) -> None:
     assert [path.read_text().count(f'"_Z{name}"') for name in ("old", "new")] == [1, 1]
 
 
-def test_kernels_are_kept_if_their_record_is_replaced(tmp_path: Path) -> None:
-    """If the record that lists a build's kernels is replaced, the next record of the build lists them."""
+def test_what_is_shared_is_kept_if_a_record_is_replaced(tmp_path: Path) -> None:
+    """If the first of two records that share a build is replaced, the other one has the build."""
     kernels = (Kernel("one", "_Zone", 32, 0, 0, 0, 0),)
     first = msgspec.structs.replace(build("sm_90a", "1"), kernels=kernels)
     records = [record(case=f"b1h2s64d64-fp16-seed{seed}", builds=(first,)) for seed in range(2)]
@@ -192,15 +193,6 @@ def test_kernels_are_kept_if_their_record_is_replaced(tmp_path: Path) -> None:
     newer = record(builds=(build("sm_90a", "2"),))
     (path,) = save_records([newer], tmp_path)
     assert [newer, records[1]] == read_records(path)
-
-
-def test_kernels_are_taken_from_a_later_record(tmp_path: Path) -> None:
-    """If the first record of a build lists no kernels, they are taken from the next one that does."""
-    complete = msgspec.structs.replace(build("sm_90a", "1"), kernels=(Kernel("one", "_Zone", 32, 0, 0, 0, 0),))
-    bare = msgspec.structs.replace(complete, kernels=())
-    records = [record(case=f"b1h2s64d64-fp16-seed{seed}", builds=(used,)) for seed, used in enumerate((bare, complete))]
-    (path,) = save_records(records, tmp_path)
-    assert [(complete,), (complete,)] == [saved.builds for saved in read_records(path)]
 
 
 def test_saving_twice_changes_nothing(tmp_path: Path) -> None:
@@ -222,8 +214,33 @@ def test_saving_keeps_the_lines_that_it_cannot_read(tmp_path: Path, unreadable: 
     path.parent.mkdir()
     path.write_bytes(unreadable + b"\n\n" + to_json(record(case="b1h2s64d64-fp16-seed1")) + b"\n" + LATER)
     save_records([record()], tmp_path)
-    records = [to_json(record()), to_json(record(case="b1h2s64d64-fp16-seed1"))]
-    assert path.read_bytes() == b"".join(line + b"\n" for line in (unreadable, LATER, *records))
+    records = b"".join(compact_lines([record(), record(case="b1h2s64d64-fp16-seed1")]))
+    assert path.read_bytes() == unreadable + b"\n" + LATER + b"\n" + records
+
+
+def test_a_compact_line_that_cannot_be_read_keeps_its_parts(tmp_path: Path) -> None:
+    """A compact line with an impossible figure is kept, with the parts that it names: another reader may need them."""
+    path = saved_path(tmp_path, record())
+    path.parent.mkdir()
+    *parts, good, _ = compact_lines([record(builds=(build("sm_90a", "1"),)), record("ws_p2", "b1h2s64d64-fp16-seed1")])
+    bad = good.replace(b'"id"', b'"compile_seconds":-1.0,"id"')
+    path.write_bytes(b"".join([*parts, bad]))
+    save_records([record(role="baseline")], tmp_path)
+    assert path.read_bytes().startswith(b"".join(parts[:-1]))
+    path.write_bytes(path.read_bytes().replace(b'"compile_seconds":-1.0,', b""))
+    assert [each.role for each in read_records(path)] == ["candidate", "baseline"]
+
+
+@pytest.mark.parametrize("other", ["seed7", "seed0"])
+def test_a_new_record_replaces_one_of_an_earlier_schema(tmp_path: Path, other: str) -> None:
+    """A record of an earlier schema stays until a new one with the same kind and id is saved."""
+    path = saved_path(tmp_path, record())
+    path.parent.mkdir()
+    earlier = b'{"schema":5,"id":"ws_p2-b1h2s64d64-fp16-%s","kind":"correct"}\n' % other.encode()
+    path.write_bytes(earlier)
+    save_records([record()], tmp_path)
+    kept = earlier if other == "seed7" else b""
+    assert path.read_bytes() == kept + b"".join(compact_lines([record()]))
 
 
 def test_saving_keeps_a_line_that_is_too_long(tmp_path: Path) -> None:
@@ -232,7 +249,7 @@ def test_saving_keeps_a_line_that_is_too_long(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"x" * size)
     save_records([record()], tmp_path)
-    assert path.read_bytes() == b"x" * size + b"\n" + to_json(record()) + b"\n"
+    assert path.read_bytes() == b"x" * size + b"\n" + b"".join(compact_lines([record()]))
 
 
 def test_saving_does_not_replace_what_is_no_file(tmp_path: Path) -> None:

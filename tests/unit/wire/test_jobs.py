@@ -25,8 +25,8 @@ from pytest_fa.records.record import Stage
 from pytest_fa.records.timing import Clocks, LaunchedKernel, Speed, Timing
 from pytest_fa.server import __main__ as program
 from pytest_fa.wire import jobs
-from pytest_fa.wire.jobs import CaseJob, CaseResult, read_job
-from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant, variant
+from pytest_fa.wire.jobs import CaseJob, CaseResult
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 from tests.worker_jobs import is_running
 
 CASE = "b1h2s64d64-fp16-seed0"
@@ -474,27 +474,3 @@ def test_program_with_an_unusable_job(tmp_path: Path, capsys: pytest.CaptureFixt
 
     assert status == 2
     assert str(path) in capsys.readouterr().err
-
-
-def test_a_job_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    """A job file that was written before names changed is read with today's names."""
-    plain = CaseJob(
-        variant("mine"),
-        parse_case("b1h2s64d64-fp16-seed0"),
-        None,
-        "cpu",
-        "same_precision",
-        checks_output=True,
-        time=False,
-    )
-    job = msgspec.structs.replace(plain, cross_checks=(variant("sdpa_math"),))
-    content = msgspec.to_builtins(job)
-    content["policy"] = content["variant"]["tolerance"] = "measured"
-    content["variant"]["role"] = "floor"
-    content["variant"]["leaves_out"] = content["variant"].pop("omits")
-    content["variant"]["explained"] = content["variant"].pop("suppressions")
-    content["witnesses"] = content.pop("cross_checks")
-    path = tmp_path / "old.job.json"
-    path.write_bytes(msgspec.json.encode(content))
-    changed = msgspec.structs.replace(job.variant, tolerance="same_precision", role="overhead")
-    assert read_job(path) == msgspec.structs.replace(job, policy="same_precision", variant=changed)
