@@ -138,8 +138,9 @@ def _names_in(question: Question, options: Options) -> tuple[str, ...]:
     """The name of the one variant in the folder.  Raises `UsageProblem` if there are several, or none."""
     place = question.folder.resolve() if question.folder else Path()
     catalog = RunPlan(options).catalog
-    if broken := catalog.broken.get(str(place / MANIFEST)):
-        raise UsageProblem(f"judge: {broken.problem}")
+    for path, broken in catalog.broken.items():
+        if Path(path).parent == place:
+            raise UsageProblem(f"judge: {broken.problem}")
     names = [name for name, variant in catalog.variants.items() if Path(variant.folder) == place]
     if len(names) > 1:
         command = f"{shlex.join(COMMAND)} {names[0]} --kernels={shlex.quote(str(question.kernels_word))}"
