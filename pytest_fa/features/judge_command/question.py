@@ -11,6 +11,7 @@ from pytest_fa.catalog.own_tolerance import DEFAULT
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UsageProblem
 from pytest_fa.features.gate.gate import gate_question
+from pytest_fa.features.gate.opponents import require_gated
 from pytest_fa.features.gate.plugin import GateOptions, ratio_of
 from pytest_fa.features.ncu.plugin import NcuOptions
 from pytest_fa.options import values
@@ -127,6 +128,7 @@ def selected_variant(question: Question, rootdir: Path) -> tuple[Variant, RunPla
     if len(chosen) != 1 or isinstance(chosen[0], BrokenVariant):
         listed = ", ".join(variant.name for variant in chosen)
         raise UsageProblem(f"judge: {question.target!r} names {len(chosen)} variants ({listed}); name one of them")
+    require_gated(run_plan.plan)
     try:
         gate_question(run_plan, chosen[0], question.ratio)
     except Refused as reason:
