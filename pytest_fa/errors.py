@@ -4,7 +4,7 @@
     |-- UsageProblem       an option, a name or an id is wrong; pytest shows it as a usage error
     |   |-- UnknownVariant no variant has the name
     |   `-- UnusableRun    the catalog cannot be used: two variants of one name, or no variant
-    |-- ManifestError      a variant.yaml cannot be read
+    |-- ManifestError      a variant.yaml or planted.yaml cannot be read
     |-- ToolchainError     a compiler or disassembler is missing or does not work
     |-- LockProblem        a lock is held for too long, or its file cannot be used
     |-- BuildError         a variant does not compile, or its build is not in the cache
@@ -48,7 +48,7 @@ class UnusableRun(UsageProblem):
 
 
 class ManifestError(FaError):
-    """A variant.yaml cannot be read."""
+    """A variant.yaml or planted.yaml cannot be read."""
 
 
 class ToolchainError(FaError):

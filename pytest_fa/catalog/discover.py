@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,7 @@ import msgspec
 
 import pytest_fa
 from pytest_fa.catalog.kernels_folder import how_to_make
-from pytest_fa.catalog.manifest import MANIFEST_NAME, read_manifest
+from pytest_fa.catalog.manifest import MANIFEST_NAME, PLANTED_NAME, read_manifest, read_planted
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import ManifestError, UnusableRun, UsageProblem
 
@@ -22,12 +23,14 @@ class Catalog(msgspec.Struct, frozen=True):
     """All variants, in the order of the roots.
 
     `broken` holds the manifests that cannot be read, by path.  `clashes` holds one sentence for each name that several
-    manifests declare.  A variant with such a name is not in `variants`, except the built-in one.
+    manifests declare.  A variant with such a name is not in `variants`, except the built-in one.  `planted` has the
+    path of `planted.yaml` by the name of each variant that it declares.
     """
 
     variants: dict[str, Variant]
     broken: dict[str, BrokenVariant]
     clashes: dict[str, str] = {}
+    planted: dict[str, str] = {}
 
     def require_unique_names(self) -> None:
         """Raise `UnusableRun`, with the path of every manifest, if several variants have the same name."""
@@ -38,10 +41,10 @@ class Catalog(msgspec.Struct, frozen=True):
 def discover(roots: tuple[Path, ...]) -> Catalog:
     """Read every manifest in `roots`, then in the folders of installed packages, then in `builtin/`.
 
-    A manifest that cannot be read becomes a `BrokenVariant`; the others are not affected.  A name that is declared more
-    than once becomes a clash.  Raises `UsageProblem` if a root is not a folder.
+    A folder with a file that cannot be read becomes a `BrokenVariant`; the others are not affected.  A name that is
+    declared more than once becomes a clash.  Raises `UsageProblem` if a root is not a folder.
     """
-    declared: dict[str, list[Variant]] = {}
+    declared: dict[str, list[tuple[Path, Variant]]] = {}  # with the files
     broken: dict[str, BrokenVariant] = {}
     package_roots, broken_packages = _package_roots()
     broken.update(broken_packages)
@@ -49,24 +52,39 @@ def discover(roots: tuple[Path, ...]) -> Catalog:
         if not root.is_dir():
             raise UsageProblem(f"--fa-kernels: no folder {str(root)!r}; {how_to_make('NAME', root)}")
         for path in sorted(root.glob(f"*/{MANIFEST_NAME}")):
-            try:
-                members = read_manifest(path, root)
-            except ManifestError as problem:
-                broken[str(path)] = BrokenVariant(path.parent.name, str(problem))
-                continue
-            for variant in members:
-                declared.setdefault(variant.name, []).append(variant)
-    declared = {name: sorted(same, key=_is_builtin) for name, same in declared.items()}
+            members, problems = _read_folder(path, root)
+            broken.update(problems)
+            for file, variant in members:
+                declared.setdefault(variant.name, []).append((file, variant))
+    declared = {name: sorted(same, key=lambda each: _is_builtin(each[1])) for name, same in declared.items()}
     clashes = {name: _clash(name, same) for name, same in declared.items() if len(same) > 1}
-    variants = {name: same[-1] for name, same in declared.items() if name not in clashes or _is_builtin(same[-1])}
-    return Catalog(variants, broken, clashes)
+    unique = {name: same[-1] for name, same in declared.items() if name not in clashes or _is_builtin(same[-1][1])}
+    variants = {name: variant for name, (_, variant) in unique.items()}
+    planted = {name: str(file) for name, (file, _) in unique.items() if file.name == PLANTED_NAME}
+    return Catalog(variants, broken, clashes, planted)
 
 
-def _clash(name: str, same: list[Variant]) -> str:
+def _read_folder(path: Path, root: Path) -> tuple[list[tuple[Path, Variant]], dict[str, BrokenVariant]]:
+    """The variants of a manifest and of the `planted.yaml` beside it, if there is one, each with its file.
+
+    If one of the files cannot be read, there are none, but the broken variant by the path of that file.
+    """
+    members: list[tuple[Path, Variant]] = []
+    for file, read in ((path, read_manifest), (path.with_name(PLANTED_NAME), read_planted)):
+        if file != path and not os.path.lexists(file):
+            continue
+        try:
+            members += [(file, variant) for variant in read(file, root)]
+        except ManifestError as problem:
+            return [], {str(file): BrokenVariant(path.parent.name, str(problem))}
+    return members, {}
+
+
+def _clash(name: str, same: list[tuple[Path, Variant]]) -> str:
     """The sentence about variants with the same name.  The names of built-in variants are reserved."""
-    *others, last = [str(Path(variant.folder, MANIFEST_NAME)) for variant in same]
+    *others, last = [str(file) for file, _ in same]
     remedy = "its folder, or its key under 'variants'"
-    if _is_builtin(same[-1]):
+    if _is_builtin(same[-1][1]):
         return (
             f"variant {name!r} of {' and of '.join(others)} has the name of a built-in variant ({last}), which is "
             f"reserved; rename yours ({remedy})"

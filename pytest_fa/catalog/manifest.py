@@ -1,10 +1,14 @@
-"""Read `variant.yaml`: unknown keys, wrong types and duplicate keys are refused with a one-line message."""
+"""Read `variant.yaml`, and `planted.yaml` beside it, which has the folder's deliberately wrong kernels and ablations.
+
+Unknown keys, wrong types and duplicate keys are refused with a one-line message.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +57,8 @@ from pytest_fa.errors import ManifestError, UsageProblem, suggestion
 MANIFEST_NAME = "variant.yaml"
 FIELDS = Supports.__struct_fields__
 MORE = "more"  # the field of `Supports` for the parts of attention that have no field there
+PLANTED_NAME = "planted.yaml"
+PLANTED_ROLES: tuple[Role, ...] = ("wrong", "ablation")
 
 Instantiation = Annotated[str, msgspec.Meta(pattern=r"^(fp16|bf16|fp32|e4m3)-d[0-9]+$")]
 Defines = dict[str, int | str]
@@ -111,24 +117,66 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1, max_length=256)] | None = None
 
 
+class Planted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The key of `planted.yaml`: variants that are deliberately wrong or omit a phase, as `variants` has them."""
+
+    variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1, max_length=256)]
+
+
 def read_manifest(path: Path, root: Path) -> list[Variant]:
     """Return the variants of one `variant.yaml`.
 
     Raises `ManifestError` with the file, the key, the value found and what is allowed.
     """
+    data = _load(path)
+    with _named_problems(path, data, Manifest):
+        manifest = msgspec.convert(_with_claims(_with_kind(_merged(data, data))), Manifest, strict=True)
+        return _variants(path, root, manifest, manifest.variants or {path.parent.name: Member()})
+
+
+def read_planted(path: Path, root: Path) -> list[Variant]:
+    """Return the variants of one `planted.yaml`, which differ from the keys of the `variant.yaml` beside it.
+
+    Raises `ManifestError` as `read_manifest` does, also for a variant that is neither wrong nor an ablation.
+    """
+    base, data = _load(path.with_name(MANIFEST_NAME)), _load(path)
+    with _named_problems(path, data, Planted):
+        planted = msgspec.convert(_with_claims(_merged(data, base)), Planted, strict=True)
+        manifest = msgspec.convert({**_with_claims(_with_kind(base)), "variants": None}, Manifest, strict=True)
+        manifest = msgspec.structs.replace(manifest, variants=planted.variants)
+        variants = _variants(path, root, manifest, planted.variants)
+        for variant in variants:
+            if variant.role not in PLANTED_ROLES:
+                allowed = " or ".join(map(repr, PLANTED_ROLES))
+                raise ManifestError(
+                    f"{path}: {variant.name}: role is {variant.role!r}; here it is {allowed}, others belong in "
+                    f"{MANIFEST_NAME}"
+                )
+        return variants
+
+
+def _load(path: Path) -> Any:  # noqa: ANN401  # any YAML value
+    """The data of a file.  An empty file has no keys."""
     data = load_yaml(path)
-    data = {} if data is None else data  # an empty file: every key has its default
+    return {} if data is None else data
+
+
+@contextmanager
+def _named_problems(path: Path, data: Any, keys: type[msgspec.Struct]) -> Iterator[None]:  # noqa: ANN401  # as above
+    """Raise what is wrong with the data of a file with these keys as `ManifestError`, which names the file."""
     try:
-        whole = _with_claims(_with_kind(_merged(data)))
-        manifest = msgspec.convert(whole, Manifest, strict=True)
-        members = manifest.variants or {path.parent.name: Member()}
-        for problem in _text_problems(path.parent, manifest, members):
-            raise ManifestError(f"{path}: {problem}")
-        return [_variant(name, member, manifest, path.parent, root) for name, member in members.items()]
+        yield
     except msgspec.ValidationError as problem:
-        raise ManifestError(f"{path}: {_explain(str(problem), data)}") from None
+        raise ManifestError(f"{path}: {_explain(str(problem), data, keys)}") from None
     except (UsageProblem, ValueError, RecursionError) as problem:
         raise ManifestError(f"{path}: {' '.join(str(problem).split())}") from None
+
+
+def _variants(path: Path, root: Path, manifest: Manifest, members: dict[str, Member]) -> list[Variant]:
+    """The variants of a file."""
+    for problem in _text_problems(path.parent, manifest, members):
+        raise ManifestError(f"{path}: {problem}")
+    return [_variant(name, member, manifest, path, root) for name, member in members.items()]
 
 
 def _text_problems(folder: Path, manifest: Manifest, members: dict[str, Member]) -> Iterator[str]:
@@ -148,13 +196,13 @@ def _text_problems(folder: Path, manifest: Manifest, members: dict[str, Member])
     yield from (problem for problem in problems if problem)
 
 
-def _merged(data: Any) -> Any:  # noqa: ANN401  # any YAML value
-    """Return the file's data, with the folder's `supports` and `limits` merged into those of each member."""
-    members = data.get("variants") if isinstance(data, dict) else None
+def _merged(data: Any, base: Any) -> Any:  # noqa: ANN401  # any YAML value
+    """Return a file's data, with the `supports` and `limits` of `base` merged into those of each member."""
+    members = data.get("variants") if isinstance(data, dict) and isinstance(base, dict) else None
     for member in members.values() if isinstance(members, dict) else ():
         for key in ("supports", "limits"):
-            if isinstance(member, dict) and isinstance(member.get(key), dict) and isinstance(data.get(key), dict):
-                member[key] = {**data[key], **member[key]}
+            if isinstance(member, dict) and isinstance(member.get(key), dict) and isinstance(base.get(key), dict):
+                member[key] = {**base[key], **member[key]}
     return data
 
 
@@ -183,12 +231,12 @@ def _with_claims(data: Any) -> Any:  # noqa: ANN401  # any YAML value
     return data
 
 
-def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: Path) -> Variant:
-    supports = member.supports or manifest.supports
+def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Path) -> Variant:
+    folder, supports = path.parent, member.supports or manifest.supports
     changes = {key: value for key in ("target", "context") if (value := getattr(member, key)) is not None}
     entry = msgspec.structs.replace(manifest.entry, **changes)
     if problem := entry_problem(entry, supports, folder, manifest.computes) or _include_problem(manifest, folder):
-        raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
+        raise ManifestError(f"{path}: {problem}")
     variant = Variant(
         name=name,
         folder=str(folder),
@@ -219,18 +267,18 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
     )
     if "tf32" in variant.rounds and "fp32" not in supports.dtype:
         raise ManifestError(
-            f"{folder / MANIFEST_NAME}: {name}: rounds has 'tf32', which applies to fp32; supports.dtype is "
+            f"{path}: {name}: rounds has 'tf32', which applies to fp32; supports.dtype is "
             f"{', '.join(supports.dtype)}; add fp32 or drop 'tf32'"
         )
     if variant.optional and variant.role != "baseline":
         values = f"optional is true, role is {variant.role!r}"
-        raise ManifestError(f"{folder / MANIFEST_NAME}: {name}: {values}; optional needs role 'baseline'")
+        raise ManifestError(f"{path}: {name}: {values}; optional needs role 'baseline'")
     if problem := (probe_problem(variant) or returns_problem(variant) or sweep_problem(variant.sweep, variant.defines)):
-        raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
+        raise ManifestError(f"{path}: {problem}")
     # The output of a variant that omits a phase is not checked, so it must be an ablation and name its parent.
     if variant.omits and (variant.role != "ablation" or variant.parent is None):
         values = f"omits is {variant.omits!r}, role is {variant.role!r}, parent is {variant.parent!r}"
-        raise ManifestError(f"{folder / MANIFEST_NAME}: {name}: {values}; omits needs role 'ablation' and a parent")
+        raise ManifestError(f"{path}: {name}: {values}; omits needs role 'ablation' and a parent")
     return variant
 
 
@@ -269,17 +317,20 @@ _STRUCTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     (r"\$\.(variants\[\.\.\.\]\.)?suppressions\[\.\.\.\]", Suppression),
     (r"\$\.(variants\[\.\.\.\]\.)?sweep", Sweep),
     (r"\$\.variants\[\.\.\.\]", Member),
-    (r"\$", Manifest),
 )
 
 
-def _explain(problem: str, data: Any) -> str:  # noqa: ANN401  # any YAML value
-    """Convert msgspec's message: put the key path first, and name the allowed keys or values, or the line to write."""
+def _explain(problem: str, data: Any, keys: type[msgspec.Struct]) -> str:  # noqa: ANN401  # any YAML value
+    """Convert msgspec's message: put the key path first, and name the allowed keys or values, or the line to write.
+
+    `keys` are those of the whole file.
+    """
     where = place[1] if (place := re.search(r" - at (?:`key` in )?`([^`]+)`", problem)) else "$"
     text = re.sub(r" - at (?:`key` in )?`[^`]+`", "", problem)
     key = where.removeprefix("$").lstrip(".") or "the manifest"
     if unknown := re.search(r"unknown field `([^`]+)`", problem):
-        known = (_keys_of(struct) for pattern, struct in _STRUCTS if re.fullmatch(pattern, where))
+        structs = (*_STRUCTS, (r"\$", keys))
+        known = (_keys_of(struct) for pattern, struct in structs if re.fullmatch(pattern, where))
         allowed = next(known, ())
         return f"unknown key {unknown[1]!r} in {key}{suggestion(unknown[1], allowed)} (allowed: {', '.join(allowed)})"
     if missing := re.search(r"missing required field `([^`]+)`", problem):
@@ -302,7 +353,8 @@ def _keys_of(struct: type[msgspec.Struct]) -> tuple[str, ...]:
 
 def _allowed_values(where: str) -> list[str]:
     field = re.sub(r"(?:\[[^\]]*\])+$", "", where).rsplit(".", 1)[-1]
-    for _, struct in _STRUCTS:
+    structs: list[type[msgspec.Struct]] = [*(struct for _, struct in _STRUCTS), Manifest]
+    for struct in structs:
         for info in msgspec.structs.fields(struct):
             if info.name == field:
                 return re.findall(r"'([\w-]+)'", str(info.type))

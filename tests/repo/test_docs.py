@@ -124,6 +124,14 @@ def test_a_header_says_what_its_manifest_says() -> None:
     assert wrong == []
 
 
+def test_a_manifest_is_about_its_kernel() -> None:
+    """Ablations and wrong kernels are in `planted.yaml`; the manifest of one kernel has 30 lines at most."""
+    texts = {folder.name: (folder / MANIFEST_NAME).read_text(encoding="utf-8") for folder in FOLDERS}
+    lengths = {name: len(text.splitlines()) for name, text in texts.items() if "\nvariants:\n" not in text}
+    assert [] == [name for name, text in texts.items() if "role: wrong" in text or "role: ablation" in text]
+    assert {} == {name: length for name, length in lengths.items() if length > 30}
+
+
 def test_no_page_has_placeholders() -> None:
     """No page contains the mark `@@`, which is used for text that is still to be written."""
     pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]

@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
         for path in draw(folder, read_ceilings(folder.parent, gpu)):
             sys.stdout.write(f"{path}\n")
     except (FaError, OSError, ImportError) as problem:
-        sys.stderr.write(f"{folder}: {problem}\n")
+        sys.stderr.write(f"{problem}\n")
         return 2
     return 0
 

@@ -66,8 +66,9 @@ def _properties(record: Record, catalog: Catalog, workspace: Path) -> dict[str, 
     path = source_of(record.variant, catalog)
     if path is None:
         return {}
-    if record.outcome == Outcome.OVER_LIMIT and (path.parent / MANIFEST_NAME).is_file():
-        path = path.parent / MANIFEST_NAME  # the limits are there
+    manifest = Path(catalog.planted.get(record.variant, path.parent / MANIFEST_NAME))
+    if record.outcome == Outcome.OVER_LIMIT and manifest.is_file():
+        path = manifest  # the limits are there
     resolved, root = path.resolve(), workspace.resolve()
     if not resolved.is_relative_to(root):
         return {}

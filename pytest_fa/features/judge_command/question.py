@@ -11,6 +11,7 @@ from pytest_fa.catalog.own_tolerance import DEFAULT
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UsageProblem
 from pytest_fa.features.gate.gate import gate_question
+from pytest_fa.features.gate.opponents import require_gated
 from pytest_fa.features.gate.plugin import GateOptions, ratio_of
 from pytest_fa.features.ncu.plugin import NcuOptions
 from pytest_fa.options import values
@@ -127,6 +128,7 @@ def selected_variant(question: Question, rootdir: Path) -> tuple[Variant, RunPla
     if len(chosen) != 1 or isinstance(chosen[0], BrokenVariant):
         listed = ", ".join(variant.name for variant in chosen)
         raise UsageProblem(f"judge: {question.target!r} names {len(chosen)} variants ({listed}); name one of them")
+    require_gated(run_plan.plan)
     try:
         gate_question(run_plan, chosen[0], question.ratio)
     except Refused as reason:
@@ -138,8 +140,9 @@ def _names_in(question: Question, options: Options) -> tuple[str, ...]:
     """The name of the one variant in the folder.  Raises `UsageProblem` if there are several, or none."""
     place = question.folder.resolve() if question.folder else Path()
     catalog = RunPlan(options).catalog
-    if broken := catalog.broken.get(str(place / MANIFEST)):
-        raise UsageProblem(f"judge: {broken.problem}")
+    for path, broken in catalog.broken.items():
+        if Path(path).parent == place:
+            raise UsageProblem(f"judge: {broken.problem}")
     names = [name for name, variant in catalog.variants.items() if Path(variant.folder) == place]
     if len(names) > 1:
         command = f"{shlex.join(COMMAND)} {names[0]} --kernels={shlex.quote(str(question.kernels_word))}"

@@ -17,7 +17,7 @@ import msgspec
 from pytest_fa.build.cache import sources_of
 from pytest_fa.build.keys import HEADER_SUFFIXES, file_hash
 from pytest_fa.build.unchanged import MOST_FILES, SOURCE_SUFFIXES
-from pytest_fa.catalog.manifest import MANIFEST_NAME
+from pytest_fa.catalog.manifest import MANIFEST_NAME, PLANTED_NAME
 from pytest_fa.catalog.plan import AnyVariant
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError
@@ -71,7 +71,8 @@ class WatchedFiles(msgspec.Struct, frozen=True):
         raise FaError(f"--fa-watch: the files of the variants cannot be listed: {problem}")
 
     def _contents(self) -> Contents:
-        manifests = {str(path): "" for root in self.roots for path in Path(root).glob(f"*/{MANIFEST_NAME}")}
+        names = (MANIFEST_NAME, PLANTED_NAME)
+        manifests = {str(path): "" for root in self.roots for name in names for path in Path(root).glob(f"*/{name}")}
         broken = {path: file_hash(path) for path in self.broken}
         own = {name: {path: file_hash(path) for path in each.paths()} for name, each in self.variants.items()}
         return {MANIFESTS: {**manifests, **broken}, **own}
@@ -153,15 +154,17 @@ def _watched(
     return WatchedFiles(tuple(str(root) for root in session.options.kernels), paths, variants)
 
 
-def _manifest(variant: Variant) -> str:
-    return str(Path(variant.folder, MANIFEST_NAME))
+def _manifests(variant: Variant) -> tuple[str, ...]:
+    """The files that declare the variants of a folder; a variant may move from one to the other."""
+    paths = (Path(variant.folder, name) for name in (MANIFEST_NAME, PLANTED_NAME))
+    return tuple(str(path) for path in paths if path.name == MANIFEST_NAME or path.is_file())
 
 
 def _in_folders(variant: Variant) -> FilesOfVariant:
     """The files in the folders that the manifest names; of a Python entry, those that a job depends on."""
     includes = (str((Path(variant.folder) / each).resolve()) for each in variant.entry.include)
     suffixes = COMPILED_SUFFIXES if variant.is_built else frozenset(SOURCE_SUFFIXES)
-    return FilesOfVariant((_manifest(variant),), (variant.folder, *includes), suffixes)
+    return FilesOfVariant(_manifests(variant), (variant.folder, *includes), suffixes)
 
 
 def _of_build(session: Session, variant: Variant) -> FilesOfVariant:
@@ -172,7 +175,7 @@ def _of_build(session: Session, variant: Variant) -> FilesOfVariant:
     sources = {
         path for build in builds_of(session, variant) for path in sources_of(session.options.cache, variant, build)
     }
-    files = tuple(dict.fromkeys((_manifest(variant), *sorted(sources))))
+    files = tuple(dict.fromkeys((*_manifests(variant), *sorted(sources))))
     if outcomes and sources and all(isinstance(each, Build) for each in outcomes):
         return FilesOfVariant(files)
     in_folders = _in_folders(variant)

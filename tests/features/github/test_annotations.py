@@ -24,6 +24,7 @@ def failure(variant: str, message: str = "m", outcome: Outcome = Outcome.WRONG, 
 def catalog(tmp_path: Path, write_variant: WriteVariant) -> Catalog:
     """A CUDA variant, a Python variant and a broken one in the workspace `tmp_path`, and `noop` outside of it."""
     write_variant("a_kernel", **{"kernel.cu": CUDA_SOURCE})
+    (tmp_path / "kernels" / "a_kernel" / "planted.yaml").write_text("variants: {a_race: {role: wrong}}\n")
     write_variant("script", manifest=PYTHON_MANIFEST, **{"entry.py": ""})
     write_variant("broken", manifest=MANIFEST + "no_key: 1\n")
     return discover((tmp_path / "kernels",))
@@ -43,12 +44,26 @@ def catalog(tmp_path: Path, write_variant: WriteVariant) -> Catalog:
             "file=kernels/a_kernel/kernel.cu,line=1,",
         ),
         (failure("a_kernel", "3 spills", Outcome.OVER_LIMIT), "file=kernels/a_kernel/variant.yaml,line=1,"),
+        (failure("a_race", "3 spills", Outcome.OVER_LIMIT), "file=kernels/a_kernel/planted.yaml,line=1,"),
+        (failure("a_race"), "file=kernels/a_kernel/kernel.cu,line=1,"),
         (failure("script", "KeyError: 1 (entry.py:7)", Outcome.FAILED), "file=kernels/script/entry.py,line=7,"),
         (failure("broken", "unknown key", Outcome.NOT_BUILT), "file=kernels/broken/variant.yaml,line=1,"),
         (failure("noop"), ""),
         (failure("unknown"), ""),
     ],
-    ids=["source", "define", "compiler", "other file", "limit", "python", "manifest", "outside", "unknown"],
+    ids=[
+        "source",
+        "define",
+        "compiler",
+        "other file",
+        "limit",
+        "planted limit",
+        "planted",
+        "python",
+        "manifest",
+        "outside",
+        "unknown",
+    ],
 )
 def test_it_is_at_the_source_or_the_manifest(tmp_path: Path, catalog: Catalog, record: Record, place: str) -> None:
     """The place is the variant's source with the line of the message, or its manifest, relative to the workspace."""

@@ -79,11 +79,12 @@ def test_the_first_failure_ends_the_run(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "status"), [("inconclusive", 10), ("gate_failed", 1), ("ok", 0), ("not_measured", 0)]
+    ("outcome", "status"),
+    [(Outcome.INCONCLUSIVE, 10), (Outcome.GATE_FAILED, 1), (Outcome.OK, 0), (Outcome.NOT_MEASURED, 0)],
 )
-def test_the_status_beside_the_records_is_that_of_pytest(run: Any, outcome: Any, status: int) -> None:
+def test_the_status_beside_the_records_is_that_of_pytest(run: Any, outcome: Outcome, status: int) -> None:
     """A bundle can be made of these records: the exit status is the one that plain pytest has for them."""
-    _, written = run(right_record, lambda: record(kind="gate", outcome=Outcome[outcome.upper()]))
+    _, written = run(right_record, lambda: record(kind="gate", outcome=outcome))
     assert status == written
 
 

@@ -113,7 +113,7 @@ def test_a_deleted_file_is_a_save(watcher: SaveWatcher, source: Path) -> None:
 
 
 def test_new_files_where_they_count(watcher: SaveWatcher, files: WatchedFiles, source: Path, looks: Looks) -> None:
-    """A header in a watched folder counts, and a manifest in a folder that is new."""
+    """A header in a watched folder counts, a manifest in a folder that is new, and a new `planted.yaml`."""
     source.with_name("new.h").touch()
     assert ["new.h"] == saved(watcher)
     looks.after(lambda: watcher.expect(files, files.contents()))
@@ -122,6 +122,9 @@ def test_new_files_where_they_count(watcher: SaveWatcher, files: WatchedFiles, s
     new.parent.mkdir()
     new.touch()
     assert ["variant.yaml"] == saved(watcher)
+    looks.after(lambda: watcher.expect(files, files.contents()))
+    source.with_name("planted.yaml").touch()
+    assert ["planted.yaml"] == saved(watcher)
 
 
 def test_what_is_no_save(watcher: SaveWatcher, source: Path, looks: Looks) -> None:
