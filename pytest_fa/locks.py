@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import filelock
 
 NOTICE_SECONDS = 5.0  # a wait that is longer is explained
-MOST_SECONDS = 3600.0
+MAX_SECONDS = 3600.0
 CHECK_SECONDS = 0.2
 POLL_SECONDS = 0.005
 PATIENCE_SECONDS = 10.0  # a longer wait to share a lock comes before later waits to hold it alone
-MOST_HOLDER_BYTES = 4096
+MAX_HOLDER_BYTES = 4096
 
 
 class _Holder(NamedTuple):
@@ -99,8 +99,8 @@ def _acquire(
     if _is_acquired(lock, notice_seconds, check):
         return
     say(f"waiting for {what}, held by {describe_holder(path)}")
-    if not _is_acquired(lock, MOST_SECONDS, check):
-        text = f"{what} is still held by {describe_holder(path)} after {MOST_SECONDS:.0f} s; end that process"
+    if not _is_acquired(lock, MAX_SECONDS, check):
+        text = f"{what} is still held by {describe_holder(path)} after {MAX_SECONDS:.0f} s; end that process"
         raise LockProblem(text)
 
 
@@ -195,8 +195,8 @@ class _Wait:
         if waited_seconds > NOTICE_SECONDS and not self._is_said:
             self._say(self._wait_text())
             self._is_said = True
-        if waited_seconds > MOST_SECONDS:
-            text = f"still {self._wait_text()}, after {MOST_SECONDS:.0f} s; end what holds it"
+        if waited_seconds > MAX_SECONDS:
+            text = f"still {self._wait_text()}, after {MAX_SECONDS:.0f} s; end what holds it"
             raise LockProblem(text) from None
 
 
@@ -220,7 +220,7 @@ def _read_holder(path: Path) -> _Holder | None:
     """What the holder of a lock wrote; None if that is no such text."""
     try:
         with open_regular(_holder_path(path), follow=False) as stream:
-            content = json.loads(stream.read(MOST_HOLDER_BYTES))
+            content = json.loads(stream.read(MAX_HOLDER_BYTES))
         holder = _Holder(int(content["pid"]), str(content["command"]), datetime.fromisoformat(content["since"]))
         _ = datetime.now(UTC) - holder.since
     except (OSError, ValueError, TypeError, KeyError, RecursionError):

@@ -22,7 +22,7 @@ import msgspec
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 MARK = "PYTEST_FA_MARK"  # the environment variable by which processes of one run are recognised
-_MOST_STAT_BYTES = 4096  # of one line of 52 numbers
+_MAX_STAT_BYTES = 4096  # of one line of 52 numbers
 END_SECONDS = 10.0  # within which a killed process has ended, unless the kernel keeps it
 
 # Arguments: the parent's process id, the signal, and the command.
@@ -185,7 +185,7 @@ def _stat_of(pid: int) -> tuple[str, str]:
     # This is read for every process of the machine, and takes half of the time of `Path.read_bytes`.
     descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        text = os.read(descriptor, _MOST_STAT_BYTES)
+        text = os.read(descriptor, _MAX_STAT_BYTES)
     finally:
         os.close(descriptor)
     state, parent, *_ = text.rpartition(b")")[2].decode().split(maxsplit=2)

@@ -59,7 +59,7 @@ TARGET = "b1h8s512d64-fp16-seed0"
 CLOCK_CASES = (TARGET, "b1h2s64d64-fp16-seed0", "b4h16s2048d64-fp16-seed0")
 SETS = 8  # of inputs that take turns
 ROUNDS = 3  # of each kind of data
-MOST_DATA_SHARE = 0.005
+MAX_DATA_SHARE = 0.005
 DATA_SHARE_OF_SECONDS = 0.4  # of the time limit
 
 
@@ -88,7 +88,7 @@ class Pair(NamedTuple):
 
 def pair_of_data(variant: str, case: str, fresh_us: float, in_turn_us: float) -> Pair:
     """Two times with different data, which may make a difference of 0.5 %."""
-    allowed_us = MOST_DATA_SHARE * fresh_us
+    allowed_us = MAX_DATA_SHARE * fresh_us
     return Pair("data", variant, case, fresh_us, in_turn_us, fresh_us + allowed_us, fresh_us - allowed_us)
 
 

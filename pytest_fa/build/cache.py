@@ -33,7 +33,7 @@ from pytest_fa.locks import held_lock
 from pytest_fa.records.built import Build
 from pytest_fa.regular_file import open_regular
 
-MOST_JSON_BYTES = 2**26
+MAX_JSON_BYTES = 2**26
 BINDING, BINDING_HASH = "binding.o", "binding.sha256"
 
 
@@ -105,9 +105,9 @@ def _read_stored(cache: Path, folder: Path) -> StoredBuild | str:
         if not _is_inside(cache, path):
             return f"{name} is a symlink to a place outside the cache"
         with open_regular(path) as stream:
-            data = stream.read(MOST_JSON_BYTES + 1)
-        if len(data) > MOST_JSON_BYTES:
-            return f"{name} is larger than {MOST_JSON_BYTES} bytes"
+            data = stream.read(MAX_JSON_BYTES + 1)
+        if len(data) > MAX_JSON_BYTES:
+            return f"{name} is larger than {MAX_JSON_BYTES} bytes"
         return msgspec.json.decode(data, type=StoredBuild)
     except (OSError, RuntimeError, ValueError, msgspec.MsgspecError):  # RuntimeError: symlinks in a circle
         return f"{name} cannot be read"

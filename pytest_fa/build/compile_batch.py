@@ -49,8 +49,8 @@ from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.text import printable
 
-LEAST_FREE_BYTES = 2**20  # less than this is a full disk
-MOST_LOG_BYTES = 2**24  # ptxas figures of one build take a few kilobytes
+MIN_FREE_BYTES = 2**20  # less than this is a full disk
+MAX_LOG_BYTES = 2**24  # ptxas figures of one build take a few kilobytes
 
 
 def compile_units(units: list[Unit], cache: Path, say: Say) -> Outcomes:
@@ -251,10 +251,10 @@ def _compile_error(unit: Unit, staged: Path) -> str:
 def _log(folder: Path) -> str:
     """Return the last part of a compiler's output; on a full disk, where it is incomplete, that there is no space."""
     path = folder / LOG
-    full = shutil.disk_usage(folder).free < LEAST_FREE_BYTES
+    full = shutil.disk_usage(folder).free < MIN_FREE_BYTES
     note = f"No space left on device: {folder.parents[1]}\n" if full else ""
     if not path.is_file():
         return f"{note}(no output)"
     with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - MOST_LOG_BYTES))
+        stream.seek(max(0, path.stat().st_size - MAX_LOG_BYTES))
         return note + printable(stream.read().decode(errors="replace"))

@@ -11,7 +11,7 @@ from pytest_fa.catalog.variant import Target
 ENTRY_LINE = "FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) { ... }"
 WORKSPACE_LINE = "FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) { ... }"
 INCLUDE_LINE = '#include "fa_forward.h"'
-MOST_LINES = 60
+MAX_LINES = 60
 STATIC_SMEM_BYTES = 49_152  # what ptxas allows on an architecture that is not an `a` architecture
 
 _CHATTER = r"ptxas info|\s+\d+ bytes stack frame|ptxas \.|FAILED: |ninja: build stopped|.* -MM?D "
@@ -31,7 +31,7 @@ def compile_error(log: str, arch: Target) -> str:
     without_temporary_names = re.sub(r"\S*tmpxft_\S+", "(a temporary file)", log)
     lines = [line for line in without_temporary_names.splitlines() if not re.match(_CHATTER, line)]
     first_error = next((line.strip() for line in lines if re.search(r"\b(error|fatal)\b", line)), "it does not compile")
-    return "\n".join([*(_explanations(log, arch) or [first_error]), *lines[-MOST_LINES:]])
+    return "\n".join([*(_explanations(log, arch) or [first_error]), *lines[-MAX_LINES:]])
 
 
 def lacks_entry(log: str) -> bool:

@@ -14,7 +14,7 @@ from elftools.elf.sections import SymbolTableSection
 from pytest_fa.build.compile_errors import ENTRY_LINE, WORKSPACE_LINE
 from pytest_fa.build.resources import demangle
 
-MOST_NAMES = 5
+MAX_NAMES = 5
 COLD = ".cold"  # the end of the name under which a compiler puts the rarely used part of a function elsewhere
 STUB = "__device_stub__"  # nvcc makes a host function of this name for each kernel
 
@@ -29,7 +29,7 @@ def entry_problem(source: str, object_file: Path) -> str:
             f"it is in a namespace, or its arguments differ from those in fa_forward.h; {write}"
         )
     visible = [name for name, binding in functions.items() if binding != "STB_LOCAL"]  # nvcc's own are local
-    shown = [name for name in demangle(visible) if not name.startswith(STUB)][:MOST_NAMES]
+    shown = [name for name in demangle(visible) if not name.startswith(STUB)][:MAX_NAMES]
     instead = f" (it defines: {', '.join(shown)})" if shown else ""
     return f"{source} defines no function fa_forward{instead}; {write}"
 

@@ -21,7 +21,7 @@ from pytest_fa.processes import MARK, dying_with_parent, kill_all, marked_with
 GIB_PER_JOB = 2.0
 SECONDS_PER_JOB = 5.0  # the mean of the kernels in this repository, on one of two cores that compile
 MIN_ANNOUNCED_SECONDS = 30.0
-MOST_SECONDS = 3600.0  # of one batch; the compilers are ended then
+MAX_SECONDS = 3600.0  # of one batch; the compilers are ended then
 _RUNNING: set[subprocess.Popen[str]] = set()  # the batches that run now
 
 
@@ -60,7 +60,7 @@ def run_jobs(
 
 
 def _run_ninja(command: list[str], stage: Path, mark: str, say: Callable[[int, int, str], None]) -> list[str]:
-    """Run ninja and return its output.  Raises `ToolchainError` if it takes longer than `MOST_SECONDS`.
+    """Run ninja and return its output.  Raises `ToolchainError` if it takes longer than `MAX_SECONDS`.
 
     ninja ends its compilers when it gets SIGTERM, which the kernel sends it if this process is killed.
     """
@@ -75,7 +75,7 @@ def _run_ninja(command: list[str], stage: Path, mark: str, say: Callable[[int, i
         text=True,
         errors="replace",
     ) as process:
-        timer = threading.Timer(MOST_SECONDS, process.terminate)
+        timer = threading.Timer(MAX_SECONDS, process.terminate)
         timer.daemon = True
         timer.start()
         _RUNNING.add(process)
@@ -88,7 +88,7 @@ def _run_ninja(command: list[str], stage: Path, mark: str, say: Callable[[int, i
         timed_out = not timer.is_alive()
         timer.cancel()
     if timed_out:
-        raise ToolchainError(f"the build took longer than {MOST_SECONDS:.0f} s and was ended")
+        raise ToolchainError(f"the build took longer than {MAX_SECONDS:.0f} s and was ended")
     return lines
 
 

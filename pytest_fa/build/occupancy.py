@@ -18,7 +18,7 @@ REGISTERS_PER_PARTITION = 16_384
 REGISTER_UNIT = 256
 SMEM_UNIT = 128
 DRIVER_SMEM_BYTES = 1024  # reserved per block
-MOST_THREADS = 1024  # per block
+MAX_THREADS = 1024  # per block
 
 
 class Multiprocessor(NamedTuple):
@@ -73,8 +73,8 @@ def excesses(arch: Arch, threads: int | None, registers: int, smem_bytes: int) -
     if smem_bytes > (limit := chip.smem_bytes_per_block):
         more = f"{smem_bytes - limit:,} B too many for {arch}"
         too_much.append(f"shared memory: {smem_bytes:,} B per block, {more} ({limit:,} B)")
-    if threads and threads > MOST_THREADS:
-        too_much.append(f"threads: {threads:,} per block, {threads - MOST_THREADS:,} too many ({MOST_THREADS:,})")
+    if threads and threads > MAX_THREADS:
+        too_much.append(f"threads: {threads:,} per block, {threads - MAX_THREADS:,} too many ({MAX_THREADS:,})")
     elif threads and not registers_limit(-(-threads // WARP), registers):
         in_all = PARTITIONS * REGISTERS_PER_PARTITION
         too_much.append(f"registers: {registers} for each of {threads} threads, too many for {arch} ({in_all:,})")

@@ -19,7 +19,7 @@ from pytest_fa.errors import ToolchainError
 from pytest_fa.regular_file import open_regular
 
 FileStamp = tuple[str, int, int]
-MOST_MEMO_BYTES = 2**20
+MAX_MEMO_BYTES = 2**20
 
 
 class Toolchain(msgspec.Struct, frozen=True):
@@ -131,7 +131,7 @@ def _find_host_compiler() -> Path:
 def _read_memo(memo: Path) -> Toolchain | None:
     try:
         with open_regular(memo) as stream:
-            saved = msgspec.json.decode(stream.read(MOST_MEMO_BYTES), type=Toolchain)
+            saved = msgspec.json.decode(stream.read(MAX_MEMO_BYTES), type=Toolchain)
         stamped = {stamp[0] for stamp in saved.stamps}
         is_whole = (
             len(saved.versions) == len(("nvcc", "ptxas", "host"))

@@ -11,7 +11,7 @@ from pytest_fa.build.keys import PACKAGE, content_hash, file_hash
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ChangedBuild
 
-MOST_FILES = 1000  # of a variant's folder
+MAX_FILES = 1000  # of a variant's folder
 SOURCE_SUFFIXES = (".py", ".so", ".yaml")
 
 SHOWN_DIGITS = 16
@@ -77,9 +77,9 @@ def source_hashes(variant: Variant, root: Path) -> dict[str, str]:
 
 
 def _sources_of(variant: Variant) -> Iterator[str]:
-    """The modules, libraries and manifests in a variant's folder, at most `MOST_FILES`."""
+    """The modules, libraries and manifests in a variant's folder, at most `MAX_FILES`."""
     paths = (path for path in Path(variant.folder).rglob("*") if path.suffix in SOURCE_SUFFIXES)
-    yield from sorted(str(path) for path, _ in zip(paths, range(MOST_FILES), strict=False))
+    yield from sorted(str(path) for path, _ in zip(paths, range(MAX_FILES), strict=False))
 
 
 def hash_package() -> None:

@@ -10,9 +10,9 @@ import torch
 
 from pytest_fa.build.cache import StoredBuild
 
-MOST_BLOCKS = 65_535  # of a grid in y and in z
-MOST_BLOCKS_X = 2**31 - 1
-MOST_THREADS = 1_024  # of a block
+MAX_BLOCKS = 65_535  # of a grid in y and in z
+MAX_BLOCKS_X = 2**31 - 1
+MAX_THREADS = 1_024  # of a block
 # What SASS calls accesses that can be to shared memory; LD, ST, ATOM and RED use generic addresses.
 _TENSOR_CORES = ("HGMMA", "QGMMA", "IGMMA", "BGMMA")  # operands can be in shared memory
 SHARED_ACCESSES = frozenset(
@@ -47,10 +47,10 @@ def _grid_hint(q: torch.Tensor, k: torch.Tensor) -> str:
     batch, heads, seq_q, head_dim = q.shape
     sizes = {"batch": batch, "heads": heads, "kv_heads": k.shape[1], "seq_q": seq_q, "seq_k": k.shape[2]}
     shown = ", ".join(f"{name} {size:,}" for name, size in {**sizes, "head_dim": head_dim}.items())
-    limits = f"a grid has at most {MOST_BLOCKS:,} blocks in y and in z, a block {MOST_THREADS:,} threads"
+    limits = f"a grid has at most {MAX_BLOCKS:,} blocks in y and in z, a block {MAX_THREADS:,} threads"
     text = f"; the call has {shown}; {limits}"
-    if batch * heads > MOST_BLOCKS:
-        text += f": put heads and batch into x, which has up to {MOST_BLOCKS_X:,} blocks"
+    if batch * heads > MAX_BLOCKS:
+        text += f": put heads and batch into x, which has up to {MAX_BLOCKS_X:,} blocks"
     return text
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from pytest_fa.catalog.grammar import NAME
 
 MANIFEST = "variant.yaml"
-MOST_NAMES = 5  # names of entries that a sentence lists
+MAX_NAMES = 5  # names of entries that a sentence lists
 
 
 def how_to_make(name: str, folder: Path) -> str:
@@ -63,7 +63,7 @@ def _content(folder: Path) -> str:
         return "the folder is empty"
     if MANIFEST in names:
         return f"{MANIFEST} is in the folder itself; move it and its sources into a folder below it"
-    listed = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+    listed = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
     return f"no folder in it has a {MANIFEST} (it contains {listed})"
 
 

@@ -14,7 +14,7 @@ from pytest_fa.catalog.condition import Condition, Value
 from pytest_fa.catalog.grammar import define_problem
 from pytest_fa.errors import UsageProblem, suggestion
 
-MOST_COMBINATIONS = 1_000_000
+MAX_COMBINATIONS = 1_000_000
 
 Fitness = Literal["device_us", "registers_per_thread", "smem_bytes_per_block", "instructions"]
 Point = dict[str, int | str]  # one value for each swept define
@@ -84,8 +84,8 @@ def _problems(sweep: Sweep, defines: Mapping[str, Value]) -> Iterator[str]:
     if sweep.fitness[0] != "device_us" or len(set(sweep.fitness)) < len(sweep.fitness):
         listed = ", ".join(sweep.fitness)
         yield f"sweep.fitness is [{listed}]; device_us comes first, and then each counter once"
-    if sweep.combinations > MOST_COMBINATIONS:
-        yield f"sweep.values has {sweep.combinations:,} combinations; at most {MOST_COMBINATIONS:,} are allowed"
+    if sweep.combinations > MAX_COMBINATIONS:
+        yield f"sweep.values has {sweep.combinations:,} combinations; at most {MAX_COMBINATIONS:,} are allowed"
     try:
         for text in sweep.where:
             Condition(text).require_names(defines)

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-MOST_CHARACTERS = 60  # of a value that a message shows
+MAX_CHARACTERS = 60  # of a value that a message shows
 KINDS = {dict: "object", list: "array", str: "str", bool: "bool", int: "int", float: "float", type(None): "null"}
 WORDS = {
     "array": "a list",
@@ -69,7 +69,7 @@ def _shown(value: Any) -> str:  # noqa: ANN401  # any YAML value
     if value is None:
         return "empty"
     text = repr(value) if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
 
 
 def _what_to_write(key: str, expected: list[str], value: Any) -> str:  # noqa: ANN401  # any YAML value

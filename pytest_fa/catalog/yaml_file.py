@@ -16,13 +16,13 @@ from yaml.resolver import Resolver
 
 from pytest_fa.errors import ManifestError
 
-MOST_BYTES = 65_536
-MOST_DEPTH = 20  # mappings and lists inside one another
-MOST_NODES = 10_000  # scalars, lists and mappings; an alias counts as often as the node that it repeats
+MAX_BYTES = 65_536
+MAX_DEPTH = 20  # mappings and lists inside one another
+MAX_NODES = 10_000  # scalars, lists and mappings; an alias counts as often as the node that it repeats
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # libyaml accepts `a:<tab>b`, `[a?b]` and `|#x`, and PyYAML does not.  Unusual characters are left to PyYAML, too.
 _READ_DIFFERENTLY = re.compile(r"[^\n -~]|\?|[|>][-+0-9]*#")
-_LEAST_LIBYAML = (0, 2, 5)  # earlier ones were not compared with PyYAML
+_MIN_LIBYAML = (0, 2, 5)  # earlier ones were not compared with PyYAML
 
 
 def load_yaml(path: Path) -> Any:  # noqa: ANN401  # any YAML value; the caller checks it
@@ -72,11 +72,11 @@ def _read(path: Path) -> str:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ManifestError("it is not a regular file")
-        data = os.read(descriptor, MOST_BYTES + 1)
+        data = os.read(descriptor, MAX_BYTES + 1)
     finally:
         os.close(descriptor)
-    if len(data) > MOST_BYTES:
-        raise ManifestError(f"it is larger than {MOST_BYTES} bytes, the limit for a manifest")
+    if len(data) > MAX_BYTES:
+        raise ManifestError(f"it is larger than {MAX_BYTES} bytes, the limit for a manifest")
     return data.decode("utf-8")
 
 
@@ -94,8 +94,8 @@ class _StrictNodes(Composer, SafeConstructor, Resolver):
         """Compose a node; raise `ManifestError` if a limit is exceeded, before the value is constructed."""
         event = self.peek_event()  # type: ignore[attr-defined]
         line = f"line {event.start_mark.line + 1}" if event.start_mark else "it"
-        if self._depth > MOST_DEPTH:
-            raise ManifestError(f"{line} is nested more than {MOST_DEPTH} levels deep")
+        if self._depth > MAX_DEPTH:
+            raise ManifestError(f"{line} is nested more than {MAX_DEPTH} levels deep")
         if getattr(event, "tag", None) is not None:
             raise ManifestError(f"{line} has the tag {event.tag!r}; tags are not allowed")
         if isinstance(event, yaml.ScalarEvent) and _SURROGATE.search(event.value):
@@ -107,8 +107,8 @@ class _StrictNodes(Composer, SafeConstructor, Resolver):
         if is_alias and id(node) not in self._sizes:
             raise ManifestError(f"the alias *{event.anchor} is inside the value that it repeats")
         self._count += self._sizes[id(node)] if is_alias else 1
-        if self._count > MOST_NODES:
-            raise ManifestError(f"it has more than {MOST_NODES} values, the limit for a manifest")
+        if self._count > MAX_NODES:
+            raise ManifestError(f"it has more than {MAX_NODES} values, the limit for a manifest")
         if not is_alias:
             self._sizes[id(node)] = self._count - before
         return node
@@ -145,7 +145,7 @@ class StrictLoader(_StrictNodes, yaml.SafeLoader):
         self._sizes = {}
 
 
-if yaml.__with_libyaml__ and yaml._yaml.get_version() >= _LEAST_LIBYAML:  # noqa: SLF001  # its only name
+if yaml.__with_libyaml__ and yaml._yaml.get_version() >= _MIN_LIBYAML:  # noqa: SLF001  # its only name
 
     class QuickLoader(_StrictNodes, yaml.CSafeLoader):
         """The strict loader with the parser of libyaml, which is ten times as fast."""

@@ -9,7 +9,7 @@ import torch
 from pytest_fa.catalog.variant import Device
 from pytest_fa.errors import DeviceLost
 
-MOST_KEPT_BYTES = 2**30  # of unused memory that a process keeps between two jobs: others may need the rest
+MAX_KEPT_BYTES = 2**30  # of unused memory that a process keeps between two jobs: others may need the rest
 
 
 def open_device(name: Device) -> torch.device:
@@ -50,7 +50,7 @@ def give_memory_back() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         with suppress(RuntimeError):  # the context may be lost, which the next job notices
             unused_bytes = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-            if unused_bytes > MOST_KEPT_BYTES:
+            if unused_bytes > MAX_KEPT_BYTES:
                 torch.cuda.empty_cache()
 
 

@@ -15,7 +15,7 @@ import torch
 from pytest_fa.gpu.inputs import poison
 
 BAND_ROWS = 256  # a band's length in rows of the tensor: more than any tile reaches past an end
-LEAST_BAND_BYTES = 4096
+MIN_BAND_BYTES = 4096
 ALIGNMENT_BYTES = 512  # the alignment of torch's allocations, so that guarded tensors have the usual alignment
 
 NAN_PATTERN = 0x7FFF  # NaN in fp16 and bf16; two in a row are NaN in fp32, and each byte is NaN in e4m3
@@ -40,7 +40,7 @@ class Guarded:
         unit = torch.uint8 if tensor.element_size() == 1 else torch.int16
         units = tensor.element_size() // unit.itemsize
         rows = units * tensor.stride()[-2] * BAND_ROWS if tensor.dim() > 1 else 0
-        band = _round_up(max(rows, LEAST_BAND_BYTES // unit.itemsize), ALIGNMENT_BYTES // unit.itemsize)
+        band = _round_up(max(rows, MIN_BAND_BYTES // unit.itemsize), ALIGNMENT_BYTES // unit.itemsize)
         pattern = pattern >> 8 if unit == torch.uint8 else pattern  # the upper byte, which is NaN in e4m3, too
         storage = torch.full((units * tensor.numel() + 2 * band,), pattern, dtype=unit, device=tensor.device)
         return cls(storage, tensor, band, pattern)

@@ -19,7 +19,7 @@ from pytest_fa.wire.commands import Ending
 from pytest_fa.wire.jobs import CaseJob, CaseResult, Job, Progress, Result
 from pytest_fa.wire.stages import most_progress_seconds
 
-MOST_MESSAGE_CHARACTERS = 10_000
+MAX_MESSAGE_CHARACTERS = 10_000
 
 
 class LostWorker(Exception):
@@ -37,9 +37,9 @@ class ChangedArm(LostWorker):
 def shortened(answer: Result) -> dict[str, str]:
     """Return the field `message` of a result, cut where it is too long to be shown or saved."""
     message = getattr(answer, "message", "")
-    if len(message) <= MOST_MESSAGE_CHARACTERS:
+    if len(message) <= MAX_MESSAGE_CHARACTERS:
         return {}
-    return {"message": f"{message[:MOST_MESSAGE_CHARACTERS]} ... ({len(message)} characters in all)"}
+    return {"message": f"{message[:MAX_MESSAGE_CHARACTERS]} ... ({len(message)} characters in all)"}
 
 
 def checked_progress(answer: Progress | Result, job: Job) -> Progress:

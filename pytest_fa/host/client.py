@@ -57,9 +57,9 @@ from pytest_fa.wire.jobs import (
 
 __all__ = ["WorkerError", "Workers"]
 
-MOST_JOB_SECONDS = 3600.0  # for a whole job, whatever progress it reports
-MOST_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is ended
-MOST_MEMORY_SHARE = 0.75  # of this machine's memory, for a candidate
+MAX_JOB_SECONDS = 3600.0  # for a whole job, whatever progress it reports
+MAX_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is ended
+MAX_MEMORY_SHARE = 0.75  # of this machine's memory, for a candidate
 # Of paired timing: the candidate, the baseline, and its A/A twin.
 ARMS: tuple[ProcessRole, ...] = ("candidate", "candidate", "candidate")
 WHO_CHANGED_IT = "The candidate did it, or that arm itself: a baseline must leave its process as it is"
@@ -240,7 +240,7 @@ class Workers:
         if any(candidate.has_ended for candidate in self._candidates):
             self.end_worker()
         server, worker = self._processes(roles)
-        if server.log_bytes > MOST_LOG_BYTES // 2:
+        if server.log_bytes > MAX_LOG_BYTES // 2:
             server.forget_log()
         output = JobOutput(server.log, self.show_live)
         try:
@@ -297,7 +297,7 @@ class Workers:
     ) -> AnyResult:
         """Send the job unless it was sent before, and receive progress messages until the result."""
         last_progress = Progress(job.wanted_stages[0], job.watchdog_seconds if is_sent else START_SECONDS)
-        job_deadline = time.monotonic() + MOST_JOB_SECONDS
+        job_deadline = time.monotonic() + MAX_JOB_SECONDS
         try:
             if not is_sent:
                 worker.channel.send(encode(job))
@@ -319,7 +319,7 @@ class Workers:
         """Wait for a message.  Returns False at the deadline; raises `EOFError` if the process has ended."""
         stops = () if self.stop is None else (self.stop.fileno(),)
         others = stops if worker.pidfd is None else (worker.pidfd, *stops)
-        most_bytes = int(MOST_MEMORY_SHARE * memory_bytes())
+        most_bytes = int(MAX_MEMORY_SHARE * memory_bytes())
         while (left := deadline - time.monotonic()) > 0:
             is_readable = worker.channel.wait(min(left, output.slice_seconds), *others)
             output.show_new()
@@ -328,8 +328,8 @@ class Workers:
                 if not worker.channel.wait(0):  # only the process has ended; another one may hold its socket
                     raise EOFError
                 return True
-            if server.log_bytes > MOST_LOG_BYTES:
-                raise Garbage(f"it wrote more than {MOST_LOG_BYTES >> 20} MiB of output")
+            if server.log_bytes > MAX_LOG_BYTES:
+                raise Garbage(f"it wrote more than {MAX_LOG_BYTES >> 20} MiB of output")
             if any(resident_bytes(candidate.pid) > most_bytes for candidate in self._candidates):
                 raise Garbage(f"it took more than {most_bytes / 2**30:.3g} GiB of memory")
         return False

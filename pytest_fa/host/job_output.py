@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from pytest_fa.records.text import printable
 
-MOST_OUTPUT_BYTES = 2**16  # of the output of one job that are kept, and as many characters of all jobs of a test
+MAX_OUTPUT_BYTES = 2**16  # of the output of one job that are kept, and as many characters of all jobs of a test
 RECORD_CHARACTERS = 4000  # of the output of a failed test that its record keeps
 SLICE_SECONDS = 1.0  # the size of the output is looked at this often
 LIVE_SLICE_SECONDS = 0.1  # new output is shown this often
@@ -58,7 +58,7 @@ class OutputTail:
     def add(self, text: str) -> None:
         """Append the output of a job."""
         joined = self._text + (f"{text}\n" if text and not text.endswith("\n") else text)
-        excess = max(0, len(joined) - MOST_OUTPUT_BYTES)
+        excess = max(0, len(joined) - MAX_OUTPUT_BYTES)
         self._text, self._left_out = joined[excess:], self._left_out + excess
 
     def take(self) -> str:
@@ -79,8 +79,8 @@ def _last_bytes(log: int, start: int) -> tuple[bytes, int]:
     """
     size = os.fstat(log).st_size
     start = start if start <= size else 0
-    skipped = max(0, size - start - MOST_OUTPUT_BYTES)
-    data = os.pread(log, MOST_OUTPUT_BYTES, start + skipped)
+    skipped = max(0, size - start - MAX_OUTPUT_BYTES)
+    data = os.pread(log, MAX_OUTPUT_BYTES, start + skipped)
     if skipped and 0 <= (newline := data.find(b"\n")) < len(data) - 1:
         skipped, data = skipped + newline + 1, data[newline + 1 :]
     return data, skipped

@@ -36,7 +36,7 @@ IDLE_MINUTES = 30.0
 _ANSWER_SECONDS = 5.0  # the server forks within a few milliseconds, unless the machine is busy
 _LOCK_SECONDS = 5.0  # within which a server that was asked to end has ended
 _NAMESPACES = ("mnt", "net", "pid", "user")
-_MOST_PATH_BYTES = 100  # of a socket's path; Linux allows 107
+_MAX_PATH_BYTES = 100  # of a socket's path; Linux allows 107
 
 # Variables that a terminal, a desktop or a test sets anew.  Neither the interpreter nor torch reads them at its start.
 _SESSION_VARIABLE = re.compile(
@@ -212,8 +212,8 @@ def serve_command(environment: Mapping[str, str], idle_minutes: float) -> None:
     path = resident_path()
     if path is None:
         raise UsageProblem(f"serve: {PLACE} is off, or {tempfile.gettempdir()}/pytest-fa-{os.getuid()} is not private")
-    if len(os.fsencode(path)) > _MOST_PATH_BYTES:
-        raise UsageProblem(f"serve: {path} has more than {_MOST_PATH_BYTES} bytes; set {PLACE} to a shorter path")
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise UsageProblem(f"serve: {path} has more than {_MAX_PATH_BYTES} bytes; set {PLACE} to a shorter path")
     lock = _locked(path)
     program = [sys.executable, "-P", "-m", "pytest_fa.server", "--resident"]
     words = [str(lock), str(path), str(idle_minutes), identity(environment)]  # of the files that are now imported

@@ -57,7 +57,7 @@ from pytest_fa.wire.commands import (
 )
 from pytest_fa.wire.compiling import COMPILE_SECONDS, CompilingCalls
 
-MOST_WORKSPACE_BYTES = 2**36
+MAX_WORKSPACE_BYTES = 2**36
 OPEN_SECONDS = 300.0  # to start CUDA and to load a variant, which may import large packages
 
 
@@ -303,7 +303,7 @@ class Candidate:
         size = self.ask(WorkspaceBytes(views)).size_bytes
         if not size:
             return views
-        most = MOST_WORKSPACE_BYTES if self.device.type == "cuda" else 0
+        most = MAX_WORKSPACE_BYTES if self.device.type == "cuda" else 0
         if not 0 < size <= most:
             raise FaError(f"it asks for a workspace of {size} bytes; on {self.device}, at most {most} are allowed")
         (workspace,) = self.lending.lend([allocate(size) if allocate else self.workspaces(size, inputs.q.device)])

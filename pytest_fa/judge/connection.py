@@ -15,7 +15,7 @@ from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.text import printable
 from pytest_fa.wire.channel import Channel, Garbage
 from pytest_fa.wire.commands import (
-    MOST_ANSWER_CHARACTERS,
+    MAX_ANSWER_CHARACTERS,
     NUMBER_BYTES,
     CallProblem,
     CandidateAnswer,
@@ -140,8 +140,8 @@ class Remote:
 
 def _exception(problem: CallProblem) -> Exception:
     """The exception that an answer tells of.  Its texts are a stranger's."""
-    message = printable(problem.message[:MOST_ANSWER_CHARACTERS])
-    explanation = printable(problem.explanation[:MOST_ANSWER_CHARACTERS])
+    message = printable(problem.message[:MAX_ANSWER_CHARACTERS])
+    explanation = printable(problem.explanation[:MAX_ANSWER_CHARACTERS])
     match problem.kind:
         case ProblemKind.UNSUPPORTED:
             raised: Exception = UnsupportedCase(message)

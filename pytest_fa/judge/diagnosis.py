@@ -21,7 +21,7 @@ from pytest_fa.judge.truth import Truth
 from pytest_fa.records.checks import Check, CrossCheck, Diagnosis, Repeats
 
 MAP_COLUMNS, MAP_ROWS = 48, 16
-LEAST_TILE = 16  # queries per column of the error map
+MIN_TILE = 16  # queries per column of the error map
 
 
 def diagnose(
@@ -65,7 +65,7 @@ def conclusion(cross_checks: tuple[CrossCheck, ...]) -> str:
 
 def _error_map(out: torch.Tensor, truth: Truth, limit: float | torch.Tensor) -> Iterator[str]:
     """The lines of the error map: a header, then one line per head with one character per tile of queries."""
-    rows = max(LEAST_TILE, math.ceil(out.shape[2] / MAP_COLUMNS))
+    rows = max(MIN_TILE, math.ceil(out.shape[2] / MAP_COLUMNS))
     error = (out.double() - truth.out).abs()
     used = (error / limit).masked_fill(error == 0, 0.0).amax(-1)  # [b, h, sq]; NaN stays NaN
     tiles = -(-out.shape[2] // rows)

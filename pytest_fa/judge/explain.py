@@ -35,16 +35,16 @@ from pytest_fa.judge.rearranged import rearrangements, rows_scaled, scaled
 from pytest_fa.judge.scores import mistaken_scores, score_mistakes
 from pytest_fa.judge.truth import Truth
 
-MOST_SECONDS = 30.0  # after this time no further mistake is tried, and none is named
+MAX_SECONDS = 30.0  # after this time no further mistake is tried, and none is named
 SCREENING_SCORES = 2**14  # scores per mistake in the first, coarse comparison; torch uses one thread for so few
-MOST_SCORES = {"cuda": 2**24, "cpu": 2**22}  # scores per mistake in the comparison that decides
-MOST_HEADS = 4  # (batch, head) pairs of a selection
-LEAST_ROWS = 4
+MAX_SCORES = {"cuda": 2**24, "cpu": 2**22}  # scores per mistake in the comparison that decides
+MAX_HEADS = 4  # (batch, head) pairs of a selection
+MIN_ROWS = 4
 SEPARATION = 20.0
 LARGEST_PART = 0.2
-MOST_NAMES = 2  # mistakes that are named if their outputs are the same
+MAX_NAMES = 2  # mistakes that are named if their outputs are the same
 COARSE_FP8 = 0.1  # the same as a fraction of the result, for the policy `fp8`
-LEAST_OF_TF32 = 0.1  # of the RMS error of products in tf32; a smaller error has another reason
+MIN_OF_TF32 = 0.1  # of the RMS error of products in tf32; a smaller error has another reason
 TF32_WORDS = "the error is no larger than that of products in tf32: compute them in fp32, or declare `rounds: [tf32]`"
 COARSE = 4.0  # the first comparison allows this multiple of the error that rounding causes
 
@@ -92,12 +92,12 @@ def _one_thread() -> Iterator[None]:
 @_one_thread()
 def explain_attention(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding, ...] = ()) -> Explanation:
     """The known mistakes of attention that give a wrong output, which must be finite."""
-    predictor, most = Predictor(inputs, wrong.truth, rounds), MOST_SCORES[wrong.out.device.type]
+    predictor, most = Predictor(inputs, wrong.truth, rounds), MAX_SCORES[wrong.out.device.type]
     coarse, fine = _selection(wrong, SCREENING_SCORES, inputs), _selection(wrong, most, inputs)
     if check_output(fine.of(wrong.out), fine.of_truth(wrong.truth), wrong.policy).passed:
         return Explanation()
     results: list[MistakeResult] = []
-    stop_at = time.monotonic() + MOST_SECONDS
+    stop_at = time.monotonic() + MAX_SECONDS
     for mistake in _candidates(wrong, predictor):
         if time.monotonic() > stop_at:
             return Explanation()
@@ -111,7 +111,7 @@ def explain_attention(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding
 def explain_scores(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding, ...] = ()) -> Explanation:
     """The known mistakes of scores that give a wrong output, which must be finite."""
     truth, selection = wrong.truth, Selection.all(inputs.q)
-    if wrong.out.numel() > MOST_SCORES[wrong.out.device.type]:
+    if wrong.out.numel() > MAX_SCORES[wrong.out.device.type]:
         return Explanation()
     results = [
         MistakeResult(mistake.words, mistaken_scores(mistake, inputs, tf32="tf32" in rounds))
@@ -154,7 +154,7 @@ def _undeclared_tf32(wrong: WrongOutput, predictor: Predictor, selection: Select
     if wrong.out.dtype != torch.float32 or "tf32" in predictor.rounds or wrong.policy != "same_precision":
         return Explanation()
     out, result = selection.of(wrong.out), predictor._replace(rounds=("tf32",)).predict(Mistake(TF32_WORDS), selection)
-    is_large = rms(out.double() - result.out) >= LEAST_OF_TF32 * rms(result.same_precision - result.out)
+    is_large = rms(out.double() - result.out) >= MIN_OF_TF32 * rms(result.same_precision - result.out)
     if not is_large or not check_output(out, result, wrong.policy).passed:
         return Explanation()
     return Explanation((TF32_WORDS,), _part(selection, wrong.out))
@@ -164,7 +164,7 @@ def _explanation(wrong: WrongOutput, results: list[MistakeResult], selection: Se
     """Those of the results that are the output, if they are one or two."""
     survivors = [result for result in results if _explains(wrong, result.truth, selection)]
     words = _best(selection.of(wrong.out), survivors)
-    return Explanation(words, _part(selection, wrong.out)) if 1 <= len(words) <= MOST_NAMES else Explanation()
+    return Explanation(words, _part(selection, wrong.out)) if 1 <= len(words) <= MAX_NAMES else Explanation()
 
 
 def _best(out: torch.Tensor, survivors: list[MistakeResult]) -> tuple[str, ...]:
@@ -230,10 +230,10 @@ def _selection(wrong: WrongOutput, most_scores: int, inputs: Inputs) -> Selectio
     keys = max(1, inputs.k.shape[2])
     counts = batch, heads, queries
     if math.prod(counts) * keys > most_scores:
-        pairs = MOST_HEADS if most_scores > SCREENING_SCORES else 1
+        pairs = MAX_HEADS if most_scores > SCREENING_SCORES else 1
         batches = min(batch, 2, pairs)
         counts = batches, min(heads, pairs // batches), queries
-        counts = *counts[:2], max(LEAST_ROWS, most_scores // (counts[0] * counts[1] * keys))
+        counts = *counts[:2], max(MIN_ROWS, most_scores // (counts[0] * counts[1] * keys))
     indices = (_spread(*axis, wrong.out.device) for axis in zip(sizes, counts, places, strict=True))
     return Selection(*indices)
 

@@ -30,7 +30,7 @@ FAST_EXP = 2.0**-22  # the largest relative error of ex2.approx, after the PTX I
 TF32_UNIT = 2.0**-12  # the standard deviation of the relative error of rounding to tf32
 TF32_SHRINK = 2.0**-11  # how much smaller a value is, at most, on average if the bits that tf32 lacks are cut off
 TF32_LOST_BITS = 13
-LEAST_TERM = UNIT / 4  # of a row's largest term; smaller terms change its sum by at most themselves
+MIN_TERM = UNIT / 4  # of a row's largest term; smaller terms change its sum by at most themselves
 POINTS = 8  # at which partial sums are sampled
 SMALLEST = 2.0**-126  # the smallest normal float32; a kernel may flush smaller values to zero
 
@@ -85,7 +85,7 @@ def output_error(
     then has the relative error of the sum of |P|.
     """
     size = p.abs()
-    least_term = LEAST_TERM * size.amax(-1, keepdim=True) if p.shape[3] else 0.0
+    least_term = MIN_TERM * size.amax(-1, keepdim=True) if p.shape[3] else 0.0
     o, size_sum = p.new_zeros((*p.shape[:3], v.shape[3])), p.new_zeros((*p.shape[:3], 1))
     o_variance, sum_variance = torch.zeros_like(o), torch.zeros_like(size_sum)
     for keys in _parts(v.shape[2]):

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from pytest_fa.gpu.device import MOST_KEPT_BYTES, synchronize
+from pytest_fa.gpu.device import MAX_KEPT_BYTES, synchronize
 from pytest_fa.gpu.shared_memory import (
     GRAIN_BYTES,
     Memories,
@@ -120,7 +120,7 @@ class OtherProcess:
             self._release(number)
         self._own.clear()
         self._lent.clear()
-        if sum(len(piece.data) for piece in self._pieces.values()) > MOST_KEPT_BYTES:
+        if sum(len(piece.data) for piece in self._pieces.values()) > MAX_KEPT_BYTES:
             self.give_up()
 
     def give_up(self) -> None:

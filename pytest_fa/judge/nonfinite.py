@@ -13,7 +13,7 @@ from pytest_fa.gpu.inputs import Inputs, is_poison
 from pytest_fa.judge.error_location import location_text
 from pytest_fa.judge.mistaken import Selection, all_hidden
 
-MOST_SCORES = 2**22  # scores that are computed to find the rows that overflow
+MAX_SCORES = 2**22  # scores that are computed to find the rows that overflow
 # Rows whose logarithm is within this range of that of the largest number may overflow or not; below it, P V may.
 UNSURE = (-2.5, 0.1)
 
@@ -63,10 +63,10 @@ def _positions(inputs: Inputs, queries: torch.Tensor) -> Positions:
 def _overflow(bad_rows: torch.Tensor, inputs: Inputs, dtype: torch.dtype) -> bool:
     """Whether the bad rows, and no others, are those where exp(S) or its sum exceeds the largest number of `dtype`.
 
-    It compares as many rows as have MOST_SCORES scores.  Some of them must overflow and some must not.
+    It compares as many rows as have MAX_SCORES scores.  Some of them must overflow and some must not.
     """
     batch, heads, seq_q = bad_rows.shape
-    count = max(1, MOST_SCORES // max(1, batch * heads * inputs.k.shape[2]))
+    count = max(1, MAX_SCORES // max(1, batch * heads * inputs.k.shape[2]))
     queries = torch.arange(0, seq_q, max(1, -(-seq_q // count)), device=bad_rows.device)
     selection = Selection.all(inputs.q)._replace(queries=queries)
     k = inputs.k.repeat_interleave(heads // inputs.k.shape[1], 1).double()

@@ -23,7 +23,7 @@ from pytest_fa.processes import descendants_of, forks_of, stopped
 from pytest_fa.wire.user_traceback import message_of
 
 WARM_UPS = 3  # calls in which a variant may compile, also in other processes
-LEAST_SECONDS, SLOWER = 5.0, 20  # the judged call may take 5 s and 20 times as long as the call before it
+MIN_SECONDS, SLOWER = 5.0, 20  # the judged call may take 5 s and 20 times as long as the call before it
 PLACE = "in a process in which torch's attention computes something else"
 STOPPED = "and the programs that it started are stopped"
 
@@ -48,7 +48,7 @@ def require_own_work(
         for _ in range(WARM_UPS):
             start = time.monotonic()
             launch.call_and_wait()
-        bare.limit_seconds = min(bare.limit_seconds, LEAST_SECONDS + SLOWER * (time.monotonic() - start))
+        bare.limit_seconds = min(bare.limit_seconds, MIN_SECONDS + SLOWER * (time.monotonic() - start))
         with stopped(lambda: _others(bare.pid)):
             out = launch.call_and_wait().clone()
     except CandidateLost as lost:

@@ -9,8 +9,8 @@ import torch
 
 from pytest_fa.attention.mistake import Mistake
 
-MOST_PAIRS = 2**28  # products of two rows are summed over at most this many elements
-MOST_MATCHED = 4096  # rows, heads or columns of one axis
+MAX_PAIRS = 2**28  # products of two rows are summed over at most this many elements
+MAX_MATCHED = 4096  # rows, heads or columns of one axis
 LARGEST_REMAINDER = 0.3  # the part of the error's RMS that may remain after a factor was fitted
 FEW = 2  # so many exchanged rows are listed
 
@@ -40,9 +40,9 @@ def _taken(whole: torch.Tensor, axis: int, sources: list[int]) -> torch.Tensor:
 
 
 def _samples(parts: torch.Tensor) -> torch.Tensor:
-    """At most MOST_PAIRS / parts^2 elements of each part, [parts, elements]; they are evenly spread."""
+    """At most MAX_PAIRS / parts^2 elements of each part, [parts, elements]; they are evenly spread."""
     flat = parts.flatten(1)
-    most = max(1, MOST_PAIRS // max(1, len(flat) ** 2))
+    most = max(1, MAX_PAIRS // max(1, len(flat) ** 2))
     step = -(-flat.shape[1] // most)
     return flat[:, :: step | 1 if step > 1 else 1]
 
@@ -52,7 +52,7 @@ def _sources(out: torch.Tensor, right: torch.Tensor) -> list[int]:
 
     A part stays in place unless another one is much nearer.
     """
-    if not 1 < len(out) <= MOST_MATCHED:
+    if not 1 < len(out) <= MAX_MATCHED:
         return []
     distance = right.square().sum(1) - 2 * out @ right.T + out.square().sum(1, keepdim=True)  # squared
     distance.clamp_min_(0)

@@ -21,10 +21,10 @@ from pytest_fa.judge.error_location import first_index
 from pytest_fa.records.checks import WITH_POISON, Repeats
 from pytest_fa.wire.commands import Disturbance
 
-MOST_SECONDS = 0.5
+MAX_SECONDS = 0.5
 DEFAULT_REPEATS = {"cpu": 100, "cuda": 10_000}  # 10,000 calls miss a fault of one call in 2,000 with a chance of 0.7 %
 FURTHER_SEED_REPEATS = {"cpu": 10, "cuda": 1_000}  # of a shape that was repeated with other data before
-MOST_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**29}  # of the outputs of one batch
+MAX_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**29}  # of the outputs of one batch
 COMPARED_BYTES = 2**26  # of outputs that are compared at once
 BATCH_SECONDS = 0.1  # a batch that takes less time is followed by one of twice as many calls
 
@@ -62,7 +62,7 @@ def repeat(
     """
     kind = first.out.device.type
     wanted = requested_count or (FURTHER_SEED_REPEATS if is_further_seed else DEFAULT_REPEATS)[kind]
-    most = max(1, MOST_OUTPUT_BYTES[kind] // max(1, _dense_bytes(first.out)))
+    most = max(1, MAX_OUTPUT_BYTES[kind] // max(1, _dense_bytes(first.out)))
     outs = Output(launch.out_buffer, launch.more_buffers).map(lambda like: _outputs(launch, like, most))
     comparisons = [_Comparison(tensor, keep_farthest=keep_farthest) for tensor in first.tensors]
     count, size, start = 0, 1, time.monotonic()
@@ -76,7 +76,7 @@ def repeat(
         for comparison, written in zip(comparisons, batch.tensors, strict=True):
             comparison.add(written)
         count += calls
-        if requested_count is None and time.monotonic() - start > MOST_SECONDS:
+        if requested_count is None and time.monotonic() - start > MAX_SECONDS:
             break
         size = min(2 * size, len(outs.out)) if now - batch_start < BATCH_SECONDS else max(1, size // 2)
     of_out, *of_more = comparisons

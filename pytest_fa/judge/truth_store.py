@@ -26,9 +26,9 @@ from pytest_fa.judge.row_outputs import make_row_truth
 from pytest_fa.judge.truth import Truth
 from pytest_fa.records.checks import CrossCheck
 
-MOST_BYTES = 2**29  # of tensors that are kept; at 1x8x512x64, a truth has 4.2 MB
-MOST_INPUT_BYTES = 2**26  # more take longer to hash than their truth takes on a fast GPU
-LEAST_BYTES = 2**10  # what a result without tensors counts for
+MAX_BYTES = 2**29  # of tensors that are kept; at 1x8x512x64, a truth has 4.2 MB
+MAX_INPUT_BYTES = 2**26  # more take longer to hash than their truth takes on a fast GPU
+MIN_BYTES = 2**10  # what a result without tensors counts for
 
 Computed = TypeVar("Computed")
 
@@ -48,7 +48,7 @@ class TruthStore:
     With `most_bytes` = 0 nothing is kept: a process in which a variant runs must not hold the right answer.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = MAX_BYTES) -> None:
         self._most_bytes = most_bytes
         self.is_warm = most_bytes == 0  # whether its process need not load what it computes with any more
         self._kept: OrderedDict[tuple[object, ...], _Kept] = OrderedDict()  # the least recently used comes first
@@ -98,7 +98,7 @@ class TruthStore:
         It is computed from a private copy, and so is the key: a variant may write into the memory of its inputs, and
         must not make the judge store a result under the key of other data.
         """
-        if not self._most_bytes or sum(tensor.numel() * tensor.itemsize for tensor in inputs[:3]) > MOST_INPUT_BYTES:
+        if not self._most_bytes or sum(tensor.numel() * tensor.itemsize for tensor in inputs[:3]) > MAX_INPUT_BYTES:
             return compute(inputs)
         own = clone(inputs)
         key = (*what, _key_of(own))
@@ -112,7 +112,7 @@ class TruthStore:
     def _keep(self, key: tuple[object, ...], result: object) -> _Kept:
         """Store a result unless it is larger than the store, and forget those that were not used for longest."""
         tensors = tuple(_tensors_of(result))
-        size_bytes = LEAST_BYTES + sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+        size_bytes = MIN_BYTES + sum(tensor.untyped_storage().nbytes() for tensor in tensors)
         kept = _Kept(result, tensors, _versions(tensors), size_bytes)
         if size_bytes <= self._most_bytes:
             self._kept[key] = kept

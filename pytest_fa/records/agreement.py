@@ -26,7 +26,7 @@ PROVEN_SHARE = 0.25  # how much shorter the candidate's clock must be than a who
 PROOF_SHARE = 1.05
 RUN_SHARE = 1.25  # how much more of what a run contains besides calls the proof sample may contain than a longer run
 RUN_US = 100.0  # and this much more
-LEAST_CALL_SHARE = 0.9  # of `device_us`, that a call from Python takes: the two are measured one after the other
+MIN_CALL_SHARE = 0.9  # of `device_us`, that a call from Python takes: the two are measured one after the other
 
 WITHOUT_JUDGE = "the time has no figure by the judge's clock"
 SHARED_OUTPUT = (
@@ -84,7 +84,7 @@ def why_unconfirmed(speed: Speed) -> str:
 
 def is_call_too_short(speed: Speed) -> bool:
     """Whether a call from Python seems to take less time than its period on the device, so that `call_us` is wrong."""
-    return speed.call.median_us < LEAST_CALL_SHARE * speed.device.median_us - CLOCK_US
+    return speed.call.median_us < MIN_CALL_SHARE * speed.device.median_us - CLOCK_US
 
 
 def _below_floor(period_us: float, floor: Floor) -> str:

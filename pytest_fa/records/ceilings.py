@@ -16,7 +16,7 @@ from pytest_fa.records.timing import Clocks, Timing
 
 NAME = "ceilings.json"
 CEILING_MARGIN = 1.05  # rates above 1.05 times the ceiling exceed the spread of repeated measurements
-MOST_FASTER = 1.5  # by how much the SM clock of a call may exceed that of the matrix products
+MAX_FASTER = 1.5  # by how much the SM clock of a call may exceed that of the matrix products
 BYTES_MARGIN = 1.15  # the same for bytes: a call that mostly reads can be faster than a copy
 
 
@@ -59,7 +59,7 @@ class Ceilings(msgspec.Struct, frozen=True):
         in_l2 = min(size, l2_bytes if l2_bytes is not None else size)
         l2_us = in_l2 / self.l2_copy_gb_per_s / 1e3 if self.l2_copy_gb_per_s else 0.0
         measured_mhz = self.clocks_during.sm_mhz if self.clocks_during else 0
-        faster = min(MOST_FASTER, max(1.0, sm_mhz / measured_mhz)) if sm_mhz and measured_mhz else 1.0
+        faster = min(MAX_FASTER, max(1.0, sm_mhz / measured_mhz)) if sm_mhz and measured_mhz else 1.0
         return Floor(self.least_us(case) / faster, l2_us + (size - in_l2) / self.copy_gb_per_s / 1e3)
 
     def least_us(self, case: Case) -> float:

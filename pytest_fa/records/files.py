@@ -24,7 +24,7 @@ AnyContent = TypeVar("AnyContent", bound=msgspec.Struct)
 AnyDecoded = TypeVar("AnyDecoded")
 
 LONGEST_LINE_BYTES = 16 * 2**20
-MOST_BAD_LINES = 100_000
+MAX_BAD_LINES = 100_000
 LONGEST_PROBLEM = 200  # characters
 REMOVE = "remove it"  # said of regular files only
 
@@ -98,10 +98,10 @@ def read_stream(path: Path, stream: BinaryIO) -> RecordFile:
         record = _decoded(line, lambda line: _printable_record(line, parts))
         if isinstance(record, Record):
             records.append(record)
-        elif record is not None and len(bad_lines) < MOST_BAD_LINES:
+        elif record is not None and len(bad_lines) < MAX_BAD_LINES:
             bad_lines.append(BadLine(number, start, length, *record))
         elif record is not None:
-            return RecordFile(path, problem=f"more than {MOST_BAD_LINES} of its lines are no records")
+            return RecordFile(path, problem=f"more than {MAX_BAD_LINES} of its lines are no records")
     return RecordFile(path, tuple(records), tuple(bad_lines), parts=parts)
 
 

@@ -15,9 +15,9 @@ SETTLING_LIMIT = 30  # samples
 
 PRECISION = 0.0025  # relative half-width of the mean's 95 % interval
 FEWEST_SAMPLES = 7
-MOST_SAMPLES = 40
-MOST_SECONDS = 1.5
-MOST_DROPPED = 0.2  # fraction of the samples
+MAX_SAMPLES = 40
+MAX_SECONDS = 1.5
+MAX_DROPPED = 0.2  # fraction of the samples
 
 # The 97.5 % quantiles of Student's t-distribution with 1, 2, ... degrees of freedom, by scipy.special.stdtrit.  To
 # import it would take 0.2 s of every run.
@@ -92,9 +92,9 @@ def sample_until_precise(
     while len(valid) < FEWEST_SAMPLES or _needs_more(valid, now() - start, clocks_agree):
         value = sample_us()
         (slow if is_slowed() else valid).append(value)
-        if len(slow) > MOST_DROPPED * MOST_SAMPLES:
+        if len(slow) > MAX_DROPPED * MAX_SAMPLES:
             break
-    throttled = len(slow) > MOST_DROPPED * (len(slow) + len(valid))
+    throttled = len(slow) > MAX_DROPPED * (len(slow) + len(valid))
     result = timing(method, valid or slow, calls_per_sample)
     return Timing(
         result.method, result.samples_us, result.median_us, calls_per_sample, result.precision, len(slow), throttled
@@ -103,7 +103,7 @@ def sample_until_precise(
 
 def _needs_more(samples_us: list[float], seconds: float, clocks_agree: Callable[[list[float]], bool]) -> bool:
     """Whether the mean is not precise enough yet or the clocks differ, and samples and time remain."""
-    if len(samples_us) >= MOST_SAMPLES or seconds >= MOST_SECONDS:
+    if len(samples_us) >= MAX_SAMPLES or seconds >= MAX_SECONDS:
         return False
     reached = precision(samples_us)
     return reached is None or reached > PRECISION or not clocks_agree(samples_us)

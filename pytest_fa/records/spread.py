@@ -15,7 +15,7 @@ from pytest_fa.records.timing import Speed, Timing
 NOISY = 1.25  # upper end of a range / lower end, from which a time is noisy
 WIDEST = 1.5  # span from which a ratio is not shown
 STEADY = 1.08  # span below which a ratio is shown although it may be on either side of 1
-LEAST_US = 1e-3  # the least lower end of a range, so that ratios are finite
+MIN_US = 1e-3  # the least lower end of a range, so that ratios are finite
 
 
 def range_us(speed: Speed) -> tuple[float, float]:
@@ -24,7 +24,7 @@ def range_us(speed: Speed) -> tuple[float, float]:
     least = min(*lower, speed.device.median_us)
     if speed.device.on_core_us is not None:
         least = min(least, speed.device.on_core_us)
-    return max(least, LEAST_US), max(*upper, speed.device.median_us)
+    return max(least, MIN_US), max(*upper, speed.device.median_us)
 
 
 def is_noisy(speed: Speed, least_calibration_us: float | None = None) -> bool:

@@ -25,8 +25,8 @@ from pytest_fa.server.process import flush_output, serve
 SLICE_SECONDS = 1.0  # how often it looks whether it has been idle for long enough
 REQUEST_SECONDS = 5.0
 QUIET_SECONDS = 60.0  # a server that was used later than this is not replaced for runs with another environment
-MOST_REQUEST_BYTES = 2**24
-MOST_WAITING = 64  # connections
+MAX_REQUEST_BYTES = 2**24
+MAX_WAITING = 64  # connections
 
 
 def serve_runs(own_identity: str, lock: int, path: Path, idle_seconds: float) -> None:
@@ -62,7 +62,7 @@ class _Waiting:
     def add(self, connection: socket.socket) -> None:
         """Wait for the request of a new connection.  If there are too many, the oldest one is closed."""
         connection.settimeout(REQUEST_SECONDS)
-        if len(self._connections) >= MOST_WAITING:
+        if len(self._connections) >= MAX_WAITING:
             self.take(next(iter(self._connections))).close()
         self._connections[connection.fileno()] = (connection, time.monotonic() + REQUEST_SECONDS)
         self._poll.register(connection, select.POLLIN)
@@ -137,7 +137,7 @@ def _fork_server(
 ) -> bool:
     """Fork a worker server that answers with its process id.  False if the run does not fit this server."""
     file, log, control = descriptors
-    request = msgspec.json.decode(os.pread(file, MOST_REQUEST_BYTES, 0), type=ServerRequest)
+    request = msgspec.json.decode(os.pread(file, MAX_REQUEST_BYTES, 0), type=ServerRequest)
     if request.identity != own_identity:
         connection.send(b"other")
         return False

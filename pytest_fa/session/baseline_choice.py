@@ -35,7 +35,7 @@ from pytest_fa.wire.jobs import is_built_in
 
 NEAR = 1.10  # a backend that was slower than the fastest by more than this factor is left out
 _ROLES = tuple(f'"role":"{role}"'.encode() for role in COMPANION_ROLES)
-MOST_LOGS = 20  # the newest record files of earlier runs that are read
+MAX_LOGS = 20  # the newest record files of earlier runs that are read
 RECENT_SECONDS = 600.0  # how old a time may be that stands for a new one
 
 
@@ -180,7 +180,7 @@ def _records(options: Options, names: list[str], gpu: str) -> Iterator[Record]:
     for name in names:
         yield from read_record_file(options.records_folder / gpu_folder(gpu) / saved_name(name)).records
     logs = sorted((options.artifacts / "records").glob("*.jsonl"))  # their names begin with the time
-    for path in logs[-MOST_LOGS:]:
+    for path in logs[-MAX_LOGS:]:
         yield from _companions_of(path)
 
 

@@ -13,8 +13,8 @@ from pytest_fa.table.rows import NOT_ATTENTION, NOTHING, Row, RowGroup
 Style = Literal["", "red", "yellow", "green", "bold"]
 GAP = "  "
 SHORTEST_NAME = 12  # the least width of the column with the names
-LEAST_ROWS = 6  # of each shape are shown
-MOST_ROWS = 48  # of all shapes together, unless each of them has fewer than LEAST_ROWS
+MIN_ROWS = 6  # of each shape are shown
+MAX_ROWS = 48  # of all shapes together, unless each of them has fewer than MIN_ROWS
 
 
 class TextLine(NamedTuple):
@@ -116,7 +116,7 @@ def _cold_first(columns: tuple[Column, ...]) -> tuple[Column, ...]:
 
 
 def _lines_of(groups: list[RowGroup], columns: tuple[Column, ...], width: int, *, every_row: bool) -> list[TextLine]:
-    most = max(LEAST_ROWS, MOST_ROWS // len(groups))
+    most = max(MIN_ROWS, MAX_ROWS // len(groups))
     shown = {group.heading: group.rows if every_row else _most_important(group.rows, most) for group in groups}
     rows = [row for group_rows in shown.values() for row in group_rows]
     is_cold_first = any(group.fits_l2 for group in groups)

@@ -41,7 +41,7 @@ HEADERS = (
     "warps",
     "SASS B",
 )
-MOST_CHANGES = 8
+MAX_CHANGES = 8
 FOOTNOTE = (
     "threads: block size of the launch in a saved record, otherwise __launch_bounds__ of the source.\n"
     "smem B: static shared memory; with '+', the dynamic shared memory of the launch in a saved record is included.\n"
@@ -159,6 +159,6 @@ def _difference(before: Build, after: Build) -> str:
     changes = {opcode: counts[1][opcode] - counts[0][opcode] for opcode in counts[0] | counts[1]}
     largest = sorted((opcode for opcode in changes if changes[opcode]), key=lambda opcode: -abs(changes[opcode]))
     registers = [max((each.registers_per_thread for each in build.kernels), default=0) for build in (before, after)]
-    listed = [f"{opcode} {changes[opcode]:+d}" for opcode in largest[:MOST_CHANGES]]
-    rest = f", {len(largest) - MOST_CHANGES} more opcodes" if len(largest) > MOST_CHANGES else ""
+    listed = [f"{opcode} {changes[opcode]:+d}" for opcode in largest[:MAX_CHANGES]]
+    rest = f", {len(largest) - MAX_CHANGES} more opcodes" if len(largest) > MAX_CHANGES else ""
     return f"registers {registers[0]} -> {registers[1]}; {', '.join(listed) or 'the same instruction counts'}{rest}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pytest_fa.records.agreement import is_unconfirmed, why_unconfirmed
 from pytest_fa.records.record import Record
 
-LEAST_COMPILE_SECONDS = 0.05  # of a variant; less is not listed
+MIN_COMPILE_SECONDS = 0.05  # of a variant; less is not listed
 NAMED_REPEATS = 3  # fewer are no sign of a disturbance
-MOST_NODES = 3  # the kernels of a backend that ran more than this are not listed
+MAX_NODES = 3  # the kernels of a backend that ran more than this are not listed
 
 
 def timing_notes(records: list[Record]) -> list[str]:
@@ -35,7 +35,7 @@ def _compilations(records: list[Record]) -> list[str]:
     seconds: dict[str, float] = {}
     for record in records:
         seconds[record.variant] = seconds.get(record.variant, 0.0) + record.compile_seconds
-    listed = [f"{name} {total:.1f} s" for name, total in seconds.items() if total >= LEAST_COMPILE_SECONDS]
+    listed = [f"{name} {total:.1f} s" for name, total in seconds.items() if total >= MIN_COMPILE_SECONDS]
     return [f"first calls, which compile and count in no test's seconds: {', '.join(listed)}"] if listed else []
 
 
@@ -48,6 +48,6 @@ def _backend_kernels(records: list[Record]) -> list[str]:
             kernel_sets.setdefault(record.variant, {})[names] = None
     lines = []
     for variant, sets in kernel_sets.items():
-        listed = " or ".join(" + ".join(names) for names in sets if len(names) <= MOST_NODES)
+        listed = " or ".join(" + ".join(names) for names in sets if len(names) <= MAX_NODES)
         lines += [f"{variant} ran {listed}"] if listed else []
     return lines

@@ -14,7 +14,7 @@ import time
 from pytest_fa.errors import FaError
 
 _LENGTH = struct.Struct("!Q")
-MOST_MESSAGE_BYTES = 2**23  # 8 MiB; the largest results, with all samples, take less than one
+MAX_MESSAGE_BYTES = 2**23  # 8 MiB; the largest results, with all samples, take less than one
 MESSAGE_SECONDS = 30.0  # within which a message that has begun must be complete
 
 
@@ -57,8 +57,8 @@ class Channel:
         """Wait for a message and return it.  Raises `EOFError` if the other side closes its end, and `Garbage`."""
         self.wait(None)
         (size,) = _LENGTH.unpack(self._read(_LENGTH.size, time.monotonic() + MESSAGE_SECONDS))
-        if size > MOST_MESSAGE_BYTES:
-            raise Garbage(f"a message of {size} bytes was announced; at most {MOST_MESSAGE_BYTES} are allowed")
+        if size > MAX_MESSAGE_BYTES:
+            raise Garbage(f"a message of {size} bytes was announced; at most {MAX_MESSAGE_BYTES} are allowed")
         return self._read(size, time.monotonic() + MESSAGE_SECONDS)
 
     def wait(self, seconds: float | None, *others: int) -> bool:

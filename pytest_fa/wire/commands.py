@@ -320,7 +320,7 @@ class CallProblem(msgspec.Struct, frozen=True, tag="problem"):
 
 
 CandidateAnswer = Done | CallProblem
-MOST_ANSWER_CHARACTERS = 20_000
+MAX_ANSWER_CHARACTERS = 20_000
 NUMBER_BYTES = 8  # of the secret number that precedes a command and its answer
 
 

@@ -15,9 +15,9 @@ from pytest_fa.errors import FaError, LacksMemory
 
 # How the judge, torch, CUDA, cuBLAS and other libraries say that the memory of a GPU is used up.
 _USED_UP = re.compile(r"out[ _]?of[ _]?memory|ALLOC_FAILED", re.IGNORECASE)
-MOST_CHARACTERS = 10_000  # of a message, which a kernel may have made
-MOST_LINE_CHARACTERS = 1_000
-MOST_TRACEBACK_CHARACTERS = 6_000
+MAX_CHARACTERS = 10_000  # of a message, which a kernel may have made
+MAX_LINE_CHARACTERS = 1_000
+MAX_TRACEBACK_CHARACTERS = 6_000
 _PACKAGE = Path(pytest_fa.__file__).parent
 _VARIANT_FOLDERS = tuple(str(_PACKAGE / name) + os.sep for name in ("builtin", "selftest", "template"))
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
@@ -37,9 +37,9 @@ CALL_HINT = f"; pytest-fa calls f(q, k, v, *, {', '.join(parts.keywords())}) unl
 def message_of(problem: Exception) -> str:
     """The message of a `FaError`; for any other exception its type, first line, file and line number."""
     if isinstance(problem, FaError):
-        return str(problem)[:MOST_CHARACTERS]
+        return str(problem)[:MAX_CHARACTERS]
     text = str(problem.msg if isinstance(problem, SyntaxError) else problem)
-    first_line = next(iter(text[:MOST_LINE_CHARACTERS].splitlines()), "")
+    first_line = next(iter(text[:MAX_LINE_CHARACTERS].splitlines()), "")
     return f"{type(problem).__name__}: {first_line}{_place(problem)}{_call_hint(problem)}"
 
 
@@ -59,7 +59,7 @@ def is_wrong_call(problem: Exception) -> bool:
     """Whether the variant's function does not take the arguments with which every variant of its kind is called."""
     if getattr(problem, "is_wrong_call", False):  # of another process
         return True
-    if not isinstance(problem, TypeError) or not re.search(_SIGNATURE, str(problem)[:MOST_CHARACTERS]):
+    if not isinstance(problem, TypeError) or not re.search(_SIGNATURE, str(problem)[:MAX_CHARACTERS]):
         return False
     frames = traceback.extract_tb(problem.__traceback__)
     return bool(frames) and _is_own(frames[-1].filename)
@@ -104,8 +104,8 @@ def _user_traceback(problem: BaseException) -> str:
     if not has_place:
         return ""
     text = "".join(explained.format()).rstrip()
-    if len(text) > MOST_TRACEBACK_CHARACTERS:
-        half = MOST_TRACEBACK_CHARACTERS // 2
+    if len(text) > MAX_TRACEBACK_CHARACTERS:
+        half = MAX_TRACEBACK_CHARACTERS // 2
         text = f"{text[:half]}\n... ({len(text) - 2 * half} characters left out)\n{text[-half:]}"
     return text
 

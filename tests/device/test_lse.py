@@ -33,7 +33,7 @@ MISTAKES = {
 }
 REPEATS = 200
 LONG = 1500  # queries and keys: the partial results of several groups, blocks or clusters are merged
-LEAST_RUNGS = 20
+MIN_RUNGS = 20
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def judged(variant: Variant, library: str, case: str) -> CaseResult:
 
 def test_the_ladder_declares_it() -> None:
     """Nearly all compiled rungs declare the log-sum-exp."""
-    assert len(RUNGS) >= LEAST_RUNGS
+    assert len(RUNGS) >= MIN_RUNGS
 
 
 @pytest.mark.parametrize("name", RUNGS)

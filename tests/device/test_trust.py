@@ -205,7 +205,7 @@ def test_a_kernel_that_skips_work_while_timed_is_wrong(timed_build: TimedBuild, 
 
 def test_a_kept_result_gains_nothing_at_the_size_of_the_exploit(timed_build: TimedBuild) -> None:
     """The kernel that keeps 64 results by 128 sampled elements, at b1h16s1024d64: no call finds its data again."""
-    source = KEEPS.replace("MOST_ELEMENTS = 2 * 64 * HEAD_DIM", "MOST_ELEMENTS = 16 * 1024 * HEAD_DIM")
+    source = KEEPS.replace("MAX_ELEMENTS = 2 * 64 * HEAD_DIM", "MAX_ELEMENTS = 16 * 1024 * HEAD_DIM")
     always = source.replace("hit = match, slot = target;", "hit = -1, slot = target;")
     case = "b1h16s1024d64-fp16-seed0"
     times_us = []

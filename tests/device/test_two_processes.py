@@ -67,9 +67,9 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
 KEEPS = (
     ATTENTION
     + """
-constexpr int SAMPLES = 128, ENTRIES = 64, MOST_ELEMENTS = 2 * 64 * HEAD_DIM;
+constexpr int SAMPLES = 128, ENTRIES = 64, MAX_ELEMENTS = 2 * 64 * HEAD_DIM;
 __device__ unsigned short sampled[ENTRIES][3 * SAMPLES];
-__device__ __half kept[ENTRIES][MOST_ELEMENTS];
+__device__ __half kept[ENTRIES][MAX_ELEMENTS];
 __device__ int entry_count, hit, slot;
 
 __global__ void look_up(const FaForwardArgs args) {
@@ -102,7 +102,7 @@ __global__ void copy_or_compute(const FaForwardArgs args) {
 }
 
 FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
-  if (args->batch * args->heads * args->seq_q * HEAD_DIM > MOST_ELEMENTS) return fa_refuse(args, "too large");
+  if (args->batch * args->heads * args->seq_q * HEAD_DIM > MAX_ELEMENTS) return fa_refuse(args, "too large");
   look_up<<<1, 3 * SAMPLES, 0, stream>>>(*args);
   copy_or_compute<<<blocks_of(args), 32, 0, stream>>>(*args);
   return static_cast<int>(cudaPeekAtLastError());

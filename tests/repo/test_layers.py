@@ -225,13 +225,13 @@ def test_every_hook_and_fixture_is_offered() -> None:
 
 # -- names ------------------------------------------------------------------------------------------------------------
 
-MOST_ROOT_MODULES = 8
+MAX_ROOT_MODULES = 8
 
 
 def test_few_modules_are_in_the_root() -> None:
     """The root of the package contains folders and only a few modules."""
     root_modules = sorted(path.stem for path in PACKAGE.glob("*.py"))
-    assert len(root_modules) <= MOST_ROOT_MODULES
+    assert len(root_modules) <= MAX_ROOT_MODULES
     assert [name for name in root_modules if name.endswith("ing")] == []
 
 

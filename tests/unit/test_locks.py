@@ -97,7 +97,7 @@ def test_a_wait_names_the_holder(tmp_path: Path) -> None:
 
 def test_a_wait_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock that stays held is an error that names the holder and what to do."""
-    monkeypatch.setattr(locks, "MOST_SECONDS", 0.3)
+    monkeypatch.setattr(locks, "MAX_SECONDS", 0.3)
     with (
         held_elsewhere(tmp_path / "lock", 60.0) as pid,
         pytest.raises(LockProblem, match=rf"the GPU is still held by process {pid} \(.*end that process"),

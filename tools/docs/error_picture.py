@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DTYPE_COLORS = dict(zip(DTYPES, (LINE_COLORS[0], LINE_COLORS[3], LINE_COLORS[2], LINE_COLORS[1]), strict=True))
-MOST_USED = 10.0  # larger fractions, and errors that are not finite, are drawn here
+MAX_USED = 10.0  # larger fractions, and errors that are not finite, are drawn here
 
 
 class ClosestBound(NamedTuple):
@@ -47,7 +47,7 @@ def closest_bounds(judged: Iterable[Record]) -> ErrorsOfVariants:
     for record in judged:
         if record.check and record.case:
             bound, of_variant = record.check.tightest, errors.setdefault(record.variant, {})
-            used = MOST_USED if bound.used is None else bound.used
+            used = MAX_USED if bound.used is None else bound.used
             known = of_variant.get(record.case.dtype)
             checks = known.checks + 1 if known else 1
             if known is None or (not bound.holds, used) > (not known.holds, known.used):
@@ -76,7 +76,7 @@ def _draw_errors(axis: Axes, errors: ErrorsOfVariants) -> None:
     axis.hlines(range(len(names)), 0, [_worst(errors[name]).used for name in names], color=GUIDE_COLOR, zorder=1)
     for dtype, color in DTYPE_COLORS.items():
         points = [
-            (min(of_variant[dtype].used, MOST_USED), place)
+            (min(of_variant[dtype].used, MAX_USED), place)
             for place, of_variant in enumerate(errors.values())
             if dtype in of_variant
         ]
@@ -86,7 +86,7 @@ def _draw_errors(axis: Axes, errors: ErrorsOfVariants) -> None:
     for place, of_variant in enumerate(errors.values()):
         worst = _worst(of_variant)
         text = without_math(f"{worst.bound}{'' if worst.holds else ', exceeded'}")
-        end = min(max(each.used for each in of_variant.values()), MOST_USED)
+        end = min(max(each.used for each in of_variant.values()), MAX_USED)
         axis.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center", fontsize=7, color=TEXT_COLOR)
     axis.axvline(1.0, color="#c2410c", linewidth=1.3, linestyle=(0, (5, 3)))
     axis.set_yticks(range(len(names)), [without_math(name) for name in names], fontsize=8, color=TEXT_COLOR)

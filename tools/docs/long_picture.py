@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEADS = 16
-LEAST_LENGTHS = 2  # of a candidate in a panel
-MOST_CANDIDATES = 3
+MIN_LENGTHS = 2  # of a candidate in a panel
+MAX_CANDIDATES = 3
 CASES = tuple(case for case in SUITES["long"] if case.heads == HEADS and case.dtype == "fp16")
 
 Variants = dict[str, dict[int, Record]]  # by variant, by sequence length
@@ -42,8 +42,8 @@ def long_picture(records: Iterable[Record]) -> Figure | None:
     """Lines of the fastest candidates, SDPA and FlashAttention-3; None if no candidate was timed at two lengths."""
     times = [each for each in usable_times(records) if each.case and each.case.with_seed(0) in CASES]
     cells = _cells(times)
-    candidates = _candidates(cells)[:MOST_CANDIDATES]
-    panels = [key for key in cells if any(len(cells[key].get(name, ())) >= LEAST_LENGTHS for name in candidates)]
+    candidates = _candidates(cells)[:MAX_CANDIDATES]
+    panels = [key for key in cells if any(len(cells[key].get(name, ())) >= MIN_LENGTHS for name in candidates)]
     if not panels:
         return None
     from matplotlib.figure import Figure  # noqa: PLC0415  # from the extra `report`: pip install pytest-fa[report]

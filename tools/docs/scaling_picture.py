@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_CANDIDATES = 5
+MAX_CANDIDATES = 5
 SAME = 0.03  # share of a time below which two lines are one
-LEAST_LENGTHS = 3  # of a line
+MIN_LENGTHS = 3  # of a line
 LABEL_GAP = 0.09  # between two labels, in decades
 
 Family = dict[int, dict[str, Record]]  # by sequence length, then by variant
@@ -42,7 +42,7 @@ def scaling_picture(records: Iterable[Record], ceilings: Ceilings | None) -> Fig
     """A line for each of the fastest candidates and for SDPA; None if no shape was timed at three lengths or more."""
     times = [each for each in usable_times(records) if each.role not in NOT_ATTENTION and each.role != "probe"]
     family = _largest_family(times)
-    if len(family) < LEAST_LENGTHS:
+    if len(family) < MIN_LENGTHS:
         return None
     lines = _lines_of(family)
     first = next(iter(next(iter(family.values())).values()))
@@ -117,10 +117,10 @@ def _lines_of(family: Family) -> dict[str, str]:
     counts = Counter(name for group in family.values() for name in group)
     lines: list[str] = []
     for name in sorted(_candidates(family), key=lambda name: _rank(family, name)):
-        if counts[name] >= LEAST_LENGTHS and not any(_is_covered(family, name, line) for line in lines):
+        if counts[name] >= MIN_LENGTHS and not any(_is_covered(family, name, line) for line in lines):
             lines.append(name)
-    colors = dict(zip(lines[:MOST_CANDIDATES], LINE_COLORS, strict=False))
-    baselines = {name: color for name, (_, color) in REFERENCES.items() if counts[name] >= LEAST_LENGTHS}
+    colors = dict(zip(lines[:MAX_CANDIDATES], LINE_COLORS, strict=False))
+    baselines = {name: color for name, (_, color) in REFERENCES.items() if counts[name] >= MIN_LENGTHS}
     return colors | baselines
 
 

@@ -22,7 +22,7 @@ from pytest_fa.regular_file import open_regular
 
 LARGEST_ARCHIVE_BYTES = 2 * 2**30  # unpacked
 LARGEST_KEPT_BYTES = 256 * 2**20  # of a file whose content is returned
-MOST_MEMBERS = 20_000
+MAX_MEMBERS = 20_000
 LONGEST_NAME = 400  # characters
 PART_BYTES = 2**20
 
@@ -96,8 +96,8 @@ def _read_members(
     files: dict[str, ArchivedFile] = {}
     spellings: dict[str, str] = {}  # names and their folders as a file system without case sees them
     for number, member in enumerate(tar):
-        if number >= MOST_MEMBERS:
-            raise UnusableArchive(f"it has more than {MOST_MEMBERS} members")
+        if number >= MAX_MEMBERS:
+            raise UnusableArchive(f"it has more than {MAX_MEMBERS} members")
         _require_plain(member)
         top, *parts = PurePosixPath(member.name).parts
         name = "/".join(parts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_fa.features.gate.pilot import near
-from pytest_fa.records.agreement import LEAST_CALL_SHARE
+from pytest_fa.records.agreement import MIN_CALL_SHARE
 from pytest_fa.records.gated import OLDER_BUILD, Gate
 from pytest_fa.records.paired import CPU_METHOD
 from pytest_fa.records.record import Record
@@ -30,9 +30,9 @@ def implausible(record: Record) -> list[str]:
 def _of_speed(record: Record, speed: Speed) -> Iterator[str]:
     device_us = speed.device.median_us
     on_gpu = speed.profiler_missing != ON_CPU  # on a loaded CPU, any two times of one call may differ a hundredfold
-    if on_gpu and speed.call.median_us < LEAST_CALL_SHARE * device_us:
+    if on_gpu and speed.call.median_us < MIN_CALL_SHARE * device_us:
         yield f"call_us is {speed.call.median_us:.2f}, less than device_us, {device_us:.2f}: a caller waits for the GPU"
-    if speed.cold is not None and speed.cold.median_us < LEAST_CALL_SHARE * device_us:
+    if speed.cold is not None and speed.cold.median_us < MIN_CALL_SHARE * device_us:
         yield f"cold_us is {speed.cold.median_us:.2f}, less than device_us, {device_us:.2f}"
     sampled = (speed.device, speed.call)
     needed = sum(sum(timing.samples_us) * timing.calls_per_sample for timing in sampled) / 1e6

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pytest_fa.features.bundle.check_rules import missing_evidence, wrong_bounds
-from pytest_fa.features.gate.decision import ANALYSES, CONFIDENCE, EARLIER_SD_SHARES, LEAST_SD_SHARE, Analysis, analyse
+from pytest_fa.features.gate.decision import ANALYSES, CONFIDENCE, EARLIER_SD_SHARES, MIN_SD_SHARE, Analysis, analyse
 from pytest_fa.features.gate.gate import OUTCOMES
 from pytest_fa.features.gate.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.features.gate.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval
@@ -26,7 +26,7 @@ from pytest_fa.records.gated import Gate, GatePair
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Record
-from pytest_fa.records.sampling import MOST_DROPPED, precision
+from pytest_fa.records.sampling import MAX_DROPPED, precision
 from pytest_fa.records.timing import Agreement, Speed, Timing
 
 ARMS = 3  # of a gate: the candidate, the baseline, and the baseline once more
@@ -144,7 +144,7 @@ def _of_timing(name: str, timing: Timing) -> Iterator[str]:
     if timing.precision is not None and not _is_close(timing.precision, reached):
         yield f"{name}: precision is {timing.precision}, the samples give {reached}"
     count = len(timing.samples_us)
-    if not timing.is_throttled and timing.dropped > MOST_DROPPED * (timing.dropped + count):
+    if not timing.is_throttled and timing.dropped > MAX_DROPPED * (timing.dropped + count):
         yield f"{name}: {timing.dropped} samples were dropped and {count} kept; such a time is throttled"
 
 
@@ -156,7 +156,7 @@ def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
     if problem := _shape_problem(gate, samples):
         yield problem
         return
-    shares = (LEAST_SD_SHARE, *EARLIER_SD_SHARES)
+    shares = (MIN_SD_SHARE, *EARLIER_SD_SHARES)
     if gate.least_sd_share not in shares:
         yield f"least_sd_share is {gate.least_sd_share}; a gate has {' or '.join(map(str, shares))}"
         return

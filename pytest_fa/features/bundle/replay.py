@@ -42,7 +42,7 @@ from pytest_fa.records.text import printable
 # The answer of a replay is the first of these that any of its items has.
 Answer = Literal["NOT REPRODUCED", "NOT COMPARABLE", "INCONCLUSIVE", "REPRODUCED"]
 ANSWERS: tuple[Answer, ...] = get_args(Answer)
-MOST_SECONDS = 4 * 3600.0
+MAX_SECONDS = 4 * 3600.0
 MANIFEST_NAME = "variant.yaml"
 EVERYTHING = ReplaySelection()
 ResultKey = tuple[str, str]  # the kind and the id of a record
@@ -201,7 +201,7 @@ def _run(command: list[str], source: Path, folder: Path, number: int) -> list[Re
             stdout=log,
             stderr=subprocess.STDOUT,
             check=False,
-            timeout=MOST_SECONDS,
+            timeout=MAX_SECONDS,
         )
     return [record for file in sorted(artifacts.glob("records/*.jsonl")) for record in read_record_file(file).records]
 

@@ -42,7 +42,7 @@ from pytest_fa.records.text import printable
 
 Step = Literal["integrity", "consistency", "recomputation", "plausibility"]
 RECORDS_FOLDER = Path("profiles")
-MOST_PROBLEMS = 1000
+MAX_PROBLEMS = 1000
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ def verify_bundle(path: Path) -> Verification:
         file=path.name,
         digest=digest_of(content.get(SEAL, b"")),
         records=len(records),
-        problems=tuple(Problem(each.step, printable(each.text)) for each in problems[:MOST_PROBLEMS]),
+        problems=tuple(Problem(each.step, printable(each.text)) for each in problems[:MAX_PROBLEMS]),
         commit=manifest.source.commit if manifest else None,
         dirty=manifest.source.dirty if manifest else None,
         source_tree=manifest.source_tree if manifest else "",

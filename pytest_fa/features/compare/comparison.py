@@ -24,7 +24,7 @@ HEADERS = (
 RIGHT_ALIGNED = range(3, 9)
 MISSING = "-"
 ONE_SIDED: dict[RowVerdict, str] = {"gone": "A", "new": "B"}
-MOST_VALUES = 4  # of one property of the environment
+MAX_VALUES = 4  # of one property of the environment
 
 
 def comparison_text(comparison: Comparison, *, with_all: bool = False) -> str:
@@ -77,8 +77,8 @@ def _head(comparison: Comparison) -> list[str]:
 
 
 def _values(values: Sequence[str]) -> str:
-    shown = ", ".join(values[:MOST_VALUES]) or "none"
-    return shown if len(values) <= MOST_VALUES else f"{shown} and {len(values) - MOST_VALUES} more"
+    shown = ", ".join(values[:MAX_VALUES]) or "none"
+    return shown if len(values) <= MAX_VALUES else f"{shown} and {len(values) - MAX_VALUES} more"
 
 
 def _cells(row: ComparedRow) -> tuple[str, ...]:

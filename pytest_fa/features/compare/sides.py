@@ -23,7 +23,7 @@ GIT_FOLDER = "profiles"  # of a revision without a path
 GIT_SECONDS = 60
 COMMIT_DIGITS = 12
 LARGEST_ARCHIVE_BYTES = 2**30  # unpacked
-MOST_MEMBERS = 100_000
+MAX_MEMBERS = 100_000
 PART_BYTES = 2**20
 UNREADABLE = (OSError, ValueError, EOFError, zlib.error, tarfile.TarError, subprocess.SubprocessError)
 FORMS = "a .jsonl file, a folder that contains such files, a bundle (.tar.gz), or a git revision such as HEAD~50"
@@ -117,8 +117,8 @@ def _files_of_members(archive: tarfile.TarFile) -> Iterator[RecordFile]:
 
 
 def _require_size(unpacked_bytes: int, members: int = 0) -> None:
-    if members >= MOST_MEMBERS or unpacked_bytes > LARGEST_ARCHIVE_BYTES:
-        raise ValueError(f"it has more than {MOST_MEMBERS} members or {LARGEST_ARCHIVE_BYTES} bytes")
+    if members >= MAX_MEMBERS or unpacked_bytes > LARGEST_ARCHIVE_BYTES:
+        raise ValueError(f"it has more than {MAX_MEMBERS} members or {LARGEST_ARCHIVE_BYTES} bytes")
 
 
 def _files_of_revision(word: str, folder: Path) -> tuple[str, list[RecordFile]]:

@@ -14,7 +14,7 @@ from typing import Literal
 Level = Literal["ok", "warning", "missing"]
 
 LIMIT_SECONDS = 90.0  # importing torch from a cold disk takes up to a minute
-MOST_CHARACTERS = 400
+MAX_CHARACTERS = 400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ def one_line(text: str) -> str:
     """The text on one line, at most 400 characters long, with an escape for each character that is not printable."""
     words = " ".join(text.split())
     shown = "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in words)
-    return shown if len(shown) <= MOST_CHARACTERS else f"{shown[: MOST_CHARACTERS - 3]}..."
+    return shown if len(shown) <= MAX_CHARACTERS else f"{shown[: MAX_CHARACTERS - 3]}..."
 
 
 def run_guarded(name: str, probe: Probe, places: Places, limit_seconds: float = LIMIT_SECONDS) -> list[Finding]:

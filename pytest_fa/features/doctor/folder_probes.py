@@ -11,8 +11,8 @@ from pathlib import Path
 from pytest_fa.features.doctor.finding import Finding, Places
 
 GIB = 2**30
-LEAST_FREE_BYTES = GIB  # all builds of the ladder and one bundle are smaller
-MOST_PROBLEMS = 5
+MIN_FREE_BYTES = GIB  # all builds of the ladder and one bundle are smaller
+MAX_PROBLEMS = 5
 
 
 def probe_cache(places: Places) -> Iterator[Finding]:
@@ -33,7 +33,7 @@ def probe_cache(places: Places) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(existing).free
     text = f"{cache}, {_shown(_size_of(cache))} of builds, {_shown(free)} free"
-    if free < LEAST_FREE_BYTES:
+    if free < MIN_FREE_BYTES:
         yield Finding("warning", "cache", text, "free some space, or give another folder with --fa-cache")
     else:
         yield Finding("ok", "cache", text)
@@ -52,10 +52,10 @@ def probe_kernels(places: Places) -> Iterator[Finding]:
         text = f"{folder}: {'no <variant>/variant.yaml in it' if folder.is_dir() else 'no such folder'}"
         yield Finding("warning", "kernels", text, "`python -m pytest_fa new NAME` writes a variant")
     broken = list(catalog.broken.values())
-    for variant in broken[:MOST_PROBLEMS]:
+    for variant in broken[:MAX_PROBLEMS]:
         yield Finding("warning", "kernels", f"broken: {variant.problem}")
-    if len(broken) > MOST_PROBLEMS:
-        yield Finding("warning", "kernels", f"{len(broken) - MOST_PROBLEMS} more are broken", "see pytest --fa-list")
+    if len(broken) > MAX_PROBLEMS:
+        yield Finding("warning", "kernels", f"{len(broken) - MAX_PROBLEMS} more are broken", "see pytest --fa-list")
 
 
 def probe_records(places: Places) -> Iterator[Finding]:
@@ -70,10 +70,10 @@ def probe_records(places: Places) -> Iterator[Finding]:
     gpus = sorted({path.parent.name for path in paths})
     yield Finding("ok", "records", f"{folder}: {len(paths)} files of {', '.join(gpus) or 'no GPU'}")
     incomplete = [file for path in paths if (file := read_record_file(path)).complaint]
-    for file in incomplete[:MOST_PROBLEMS]:
+    for file in incomplete[:MAX_PROBLEMS]:
         yield Finding("warning", "records", f"{file.path}: {file.complaint}", "--fa-save adds new records to it")
-    if len(incomplete) > MOST_PROBLEMS:
-        yield Finding("warning", "records", f"{len(incomplete) - MOST_PROBLEMS} more files cannot be read completely")
+    if len(incomplete) > MAX_PROBLEMS:
+        yield Finding("warning", "records", f"{len(incomplete) - MAX_PROBLEMS} more files cannot be read completely")
 
 
 def _write_problem(folder: Path) -> str:

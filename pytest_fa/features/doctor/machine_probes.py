@@ -18,7 +18,7 @@ DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 PROCESS_STATUS = Path("/proc/self/status")
 CAP_SYS_ADMIN = 21  # its bit in CapEff
 NO_BUILDS = "no CUDA variant is built"
-LEAST_CAPABILITY = (8, 0)
+MIN_CAPABILITY = (8, 0)
 
 
 def probe_host_compiler(_: Places) -> Iterator[Finding]:
@@ -100,7 +100,7 @@ def probe_gpu(_: Places) -> Iterator[Finding]:
         return
     for gpu in gpus:
         text = "{} (sm_{}{}), driver {}, CUDA up to {}".format(gpu.name, *gpu.compute_capability, gpu.driver, gpu.cuda)
-        is_supported = gpu.compute_capability >= LEAST_CAPABILITY
+        is_supported = gpu.compute_capability >= MIN_CAPABILITY
         advice = "" if is_supported else "no variant runs on it; sm_80 or newer is needed"
         yield Finding("ok" if is_supported else "warning", "gpu", text, advice)
     if others := find_other_gpu_processes():

@@ -13,7 +13,7 @@ from importlib import metadata
 import pytest_fa
 from pytest_fa.features.doctor.finding import Finding, Places
 
-LEAST_PYTHON = (3, 11)
+MIN_PYTHON = (3, 11)
 TORCH_LIMIT_SECONDS = 80.0
 INSTALL = "pip install pytest-fa"
 # Plugins that change the result of a run, and how.
@@ -38,7 +38,7 @@ def probe_python(_: Places) -> Iterator[Finding]:
     text = f"{version} ({sys.executable}), pytest-fa {pytest_fa.__version__}"
     if sys.platform != "linux":
         yield Finding("missing", "python", f"{text} on {sys.platform}", "pytest-fa runs on Linux only")
-    elif sys.version_info < LEAST_PYTHON:
+    elif sys.version_info < MIN_PYTHON:
         yield Finding("missing", "python", text, "install Python 3.11 or newer")
     else:
         yield Finding("ok", "python", text)

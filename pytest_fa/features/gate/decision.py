@@ -19,12 +19,12 @@ from pytest_fa.records.paired import PairSamples
 
 ANALYSES = (6, 12)
 CONFIDENCE = 0.995
-LEAST_NOISE_BAND = 0.005
-MOST_DROPPED = 0.2  # a process that lost a larger share of its blocks is not used
+MIN_NOISE_BAND = 0.005
+MAX_DROPPED = 0.2  # a process that lost a larger share of its blocks is not used
 # The smallest standard deviation that is trusted, as a share of the known one.  With 0.5, up to 2.4 % of simulated
 # gates on two equal kernels end with PASS or FAIL; with 0.75, less than 1 % do, and the power is nearly the same.
 # docs/measuring.md has the table.
-LEAST_SD_SHARE = 0.75
+MIN_SD_SHARE = 0.75
 EARLIER_SD_SHARES = (0.5,)  # of gates in older records
 
 
@@ -42,7 +42,7 @@ def analyse(
     *,
     is_last: bool,
     process_sd: float = PROCESS_SD,
-    least_sd_share: float = LEAST_SD_SHARE,
+    least_sd_share: float = MIN_SD_SHARE,
 ) -> Analysis:
     """Decide whether every pair's true ratio is below `ratio`.
 
@@ -59,7 +59,7 @@ def analyse(
     undecided: GateVerdict | None = "INCONCLUSIVE" if is_last else None
     if lost := max((sum(not row for row in pair.blocks) for pair in pairs), default=0):
         reason = (
-            f"{lost} process{'es' * (lost != 1)} lost more than {100 * MOST_DROPPED:.0f} % of the blocks, "
+            f"{lost} process{'es' * (lost != 1)} lost more than {100 * MAX_DROPPED:.0f} % of the blocks, "
             f"because heat or the hardware slowed the GPU down"
         )
         return Analysis("INCONCLUSIVE", reason, intervals)
@@ -110,7 +110,7 @@ def _deviation(interval: Interval) -> float:
 
 def noise_band(ratio: float) -> float:
     """The largest deviation of the A/A control from 1 that is accepted, as a log-ratio in either direction."""
-    return max(LEAST_NOISE_BAND, abs(1 - ratio) / 4)
+    return max(MIN_NOISE_BAND, abs(1 - ratio) / 4)
 
 
 def _noise(pairs: Sequence[PairSamples], ratio: float) -> tuple[str, float]:

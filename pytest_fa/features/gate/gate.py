@@ -20,7 +20,7 @@ import msgspec
 from pytest_fa.build.units import Say
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.features.gate.decision import ANALYSES, CONFIDENCE, LEAST_SD_SHARE, MOST_DROPPED, Analysis, analyse
+from pytest_fa.features.gate.decision import ANALYSES, CONFIDENCE, MAX_DROPPED, MIN_SD_SHARE, Analysis, analyse
 from pytest_fa.features.gate.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.features.gate.gpu_workers import gate_processes, gpu_hashes
 from pytest_fa.features.gate.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval
@@ -228,9 +228,7 @@ def _samples(
     samples = []
     for index, arm_pair in enumerate(arm_pairs):
         processes = [result.arm_pairs[index] for result in results]
-        used = [
-            each if each.dropped <= MOST_DROPPED * (each.dropped + len(each.blocks)) else None for each in processes
-        ]
+        used = [each if each.dropped <= MAX_DROPPED * (each.dropped + len(each.blocks)) else None for each in processes]
         samples.append(
             PairSamples(
                 arm_pair.case.shape_id,
@@ -269,7 +267,7 @@ def _gate(
         pilot_us=pilot.times,
         pairs=_pairs(samples, results, analysis, seed),
         left_out=(*question.left_out, *pilot.left_out),
-        least_sd_share=LEAST_SD_SHARE,
+        least_sd_share=MIN_SD_SHARE,
         pilot_seconds=seconds[1],
         pilot_age_seconds=pilot.ages,
         pilot_costs=pilot.costs,

@@ -32,7 +32,7 @@ PAIRS = (
     (SMALL, "sdpa_flash", "sdpa_flash"),
     (SMALL, "sdpa_efficient", "sdpa_efficient"),
 )
-LEAST_PROCESSES = ANALYSES[-1]
+MIN_PROCESSES = ANALYSES[-1]
 
 
 class CannotMeasure(FaError):
@@ -43,10 +43,8 @@ def measure_noise(root: Path, processes: int, say: Callable[[str], object]) -> N
     """Run `processes` fresh processes, about 10 s each.  Raises `CannotMeasure`."""
     if find_gpu() is None:
         raise CannotMeasure("this machine has no GPU; noise is measured on a GPU")
-    if processes < LEAST_PROCESSES:
-        raise CannotMeasure(
-            f"{processes} processes are too few; give {LEAST_PROCESSES} or more, as many as one gate has"
-        )
+    if processes < MIN_PROCESSES:
+        raise CannotMeasure(f"{processes} processes are too few; give {MIN_PROCESSES} or more, as many as one gate has")
     variants = discover(()).variants
     arm_pairs = tuple(
         _arm_pair(parse_case(case), variants[candidate], variants[baseline]) for case, candidate, baseline in PAIRS

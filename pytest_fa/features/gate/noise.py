@@ -14,7 +14,7 @@ from pytest_fa.records.ranges import Natural, Seconds
 from pytest_fa.records.record import Environment, Source
 
 NAME = "noise.json"
-LEAST_SAMPLES = 2  # a standard deviation needs two
+MIN_SAMPLES = 2  # a standard deviation needs two
 
 
 class Noise(msgspec.Struct, frozen=True):
@@ -62,10 +62,10 @@ def decode_noise(data: bytes) -> Noise:
     noise = msgspec.json.decode(data, type=Noise)
     rows = [row for pair in noise.pairs for row in (*pair.blocks, *pair.control)]
     processes = {len(samples) for pair in noise.pairs for samples in (pair.blocks, pair.control)}
-    if len(noise.pairs) != len(noise.candidates) or processes != {noise.processes} or noise.processes < LEAST_SAMPLES:
+    if len(noise.pairs) != len(noise.candidates) or processes != {noise.processes} or noise.processes < MIN_SAMPLES:
         raise msgspec.ValidationError("the numbers of pairs, candidates and processes do not match")
-    if any(len(row) < LEAST_SAMPLES for row in rows):
-        raise msgspec.ValidationError(f"a process has fewer than {LEAST_SAMPLES} blocks")
+    if any(len(row) < MIN_SAMPLES for row in rows):
+        raise msgspec.ValidationError(f"a process has fewer than {MIN_SAMPLES} blocks")
     if all(name == pair.baseline for pair, name in zip(noise.pairs, noise.candidates, strict=True)):
         raise msgspec.ValidationError("no pair has two different kernels")
     return noise

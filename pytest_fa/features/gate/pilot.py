@@ -25,7 +25,7 @@ from pytest_fa.wire.jobs import ArmPair, PairedResult
 
 NEAR = 1.03  # the gate compares with the fastest baseline of the pilot and with those up to 3 % slower
 
-MOST_PILOT_AGE_SECONDS = 300.0  # within which a gate may select its baselines by times of an earlier gate
+MAX_PILOT_AGE_SECONDS = 300.0  # within which a gate may select its baselines by times of an earlier gate
 
 PILOT_SHARE = 0.03  # how much longer a baseline may take in the gate than in the pilot, besides twice the known spread
 
@@ -138,7 +138,7 @@ def _baseline_row(runner: CaseRunner, baselines: tuple[Variant, ...], case: Case
     key, start = (case.id, tuple(each.name for each in baselines)), time.monotonic()
     measured_at, shared = GateMemory.of(runner).baseline_rows.get(key, (-math.inf, ()))
     records: dict[str, Record] = {}
-    if start - measured_at <= MOST_PILOT_AGE_SECONDS:
+    if start - measured_at <= MAX_PILOT_AGE_SECONDS:
         nearest = _near_of(shared)
         records = _timed(runner, [each for each in baselines if each.name in nearest], case)
         row = [records.get(each.variant, each) for each in shared]

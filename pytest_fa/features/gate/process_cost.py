@@ -19,7 +19,7 @@ from pytest_fa.regular_file import open_regular
 from pytest_fa.wire.jobs import PairedResult
 
 ONCE = ("processes", "files")  # the parts that a process has once, however many pairs it measures
-MOST_LOGS = 20  # the newest record files of earlier runs that are read
+MAX_LOGS = 20  # the newest record files of earlier runs that are read
 UNEXPECTED = 0.25  # a process that took longer or shorter than announced by more than this share is said
 _HAS_PARTS = b'"part_seconds":{"'
 
@@ -82,7 +82,7 @@ def correction(name: str, expected: ProcessCost, results: Sequence[PairedResult]
 
 def _recorded(options: Options, environment: Environment) -> Iterator[Gate]:
     """The gates of the newest record files of earlier runs on this kind of machine, the newest first."""
-    for path in sorted((options.artifacts / "records").glob("*.jsonl"), reverse=True)[:MOST_LOGS]:
+    for path in sorted((options.artifacts / "records").glob("*.jsonl"), reverse=True)[:MAX_LOGS]:
         yield from reversed(_gates_of(path, environment))
 
 

@@ -11,9 +11,9 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 
-MOST_OF_A_LEVEL = 10  # GitHub shows ten errors and ten warnings of a step
-MOST_CHARACTERS = 2000
-MOST_IDS = 5
+MAX_OF_A_LEVEL = 10  # GitHub shows ten errors and ten warnings of a step
+MAX_CHARACTERS = 2000
+MAX_IDS = 5
 
 
 def annotation_lines(records: list[Record], catalog: Catalog, workspace: Path) -> list[str]:
@@ -37,7 +37,7 @@ def command(level: str, title: str, message: str, properties: dict[str, str] | N
     """One workflow command, with GitHub's escapes in the title, the properties and the message."""
     named = {**(properties or {}), "title": title}
     listed = ",".join(f"{name}={_escaped_property(text)}" for name, text in named.items())
-    return f"::{level} {listed}::{_escaped(message[:MOST_CHARACTERS])}"
+    return f"::{level} {listed}::{_escaped(message[:MAX_CHARACTERS])}"
 
 
 def source_of(variant: str, catalog: Catalog) -> Path | None:
@@ -83,19 +83,19 @@ def _line(message: str, name: str) -> str:
 
 def _message(group: list[Record]) -> str:
     first = group[0]
-    ids = ", ".join(record.id for record in group[1 : MOST_IDS + 1])
-    more = f"\nand {len(group) - 1} more: {ids}{', ...' if len(group) > MOST_IDS + 1 else ''}" if ids else ""
+    ids = ", ".join(record.id for record in group[1 : MAX_IDS + 1])
+    more = f"\nand {len(group) - 1} more: {ids}{', ...' if len(group) > MAX_IDS + 1 else ''}" if ids else ""
     message = (
-        first.message if len(first.message) <= MOST_CHARACTERS // 2 else f"{first.message[: MOST_CHARACTERS // 2]}..."
+        first.message if len(first.message) <= MAX_CHARACTERS // 2 else f"{first.message[: MAX_CHARACTERS // 2]}..."
     )
     return f"{first.id}: {message}{more}\nrerun: {first.rerun_command}"
 
 
 def _at_most(level: str, lines: list[str]) -> list[str]:
     """All lines, or nine of them and one that counts the others."""
-    if len(lines) <= MOST_OF_A_LEVEL:
+    if len(lines) <= MAX_OF_A_LEVEL:
         return lines
-    shown = lines[: MOST_OF_A_LEVEL - 1]
+    shown = lines[: MAX_OF_A_LEVEL - 1]
     hidden = len(lines) - len(shown)
     return [*shown, command(level, f"{hidden} more faults", "GitHub shows ten; the log and the step summary have all")]
 

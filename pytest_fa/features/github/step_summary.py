@@ -20,8 +20,8 @@ from pytest_fa.records.tool_results import DURATION
 from pytest_fa.table.failure import failure_text
 
 LIMIT_BYTES = 2**20  # GitHub drops the whole summary of a step if it is larger
-MOST_ROWS = 1000
-MOST_CHARACTERS = 16_000  # of one failure
+MAX_ROWS = 1000
+MAX_CHARACTERS = 16_000  # of one failure
 CUT = "\n*The summary ends here, because GitHub allows 1 MiB: the log and the records have the rest.*\n"
 _MARKDOWN = re.compile(r"[\\`*_{}\[\]()#|~@:$!]")
 
@@ -77,9 +77,9 @@ def _table(records: list[Record], ceilings: Ceilings | None) -> Iterator[str]:
     titles, *rows = table
     yield _row(titles)
     yield "".join("| --- " if title in LEFT_COLUMNS else "| ---: " for title in titles) + "|\n"
-    for row in rows[:MOST_ROWS]:
+    for row in rows[:MAX_ROWS]:
         yield _row(row)
-    yield f"\nand {len(rows) - MOST_ROWS} more rows\n\n" if len(rows) > MOST_ROWS else "\n"
+    yield f"\nand {len(rows) - MAX_ROWS} more rows\n\n" if len(rows) > MAX_ROWS else "\n"
 
 
 def _row(cells: list[str]) -> str:
@@ -102,7 +102,7 @@ def _failures(failed: list[Record]) -> Iterator[str]:
     for (variant, _), group in faults.items():
         count = f" ({len(group)} tests)" if len(group) > 1 else ""
         text = failure_text(group[0], gate_details(group[0]))
-        shown = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
+        shown = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
         title = html.escape(f"{variant}: {group[0].outcome.heading}{count}")
         yield f"<details><summary>{title}</summary>\n\n<pre>\n{html.escape(shown)}\n</pre>\n\n</details>\n\n"
 

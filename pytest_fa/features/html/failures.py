@@ -11,8 +11,8 @@ from pytest_fa.features.html.error_map import MapRow, error_map_of
 from pytest_fa.records.record import Record
 from pytest_fa.table.failure import failure_text
 
-MOST_CHARACTERS = 8000  # of the text of one failure
-MOST_IDS = 20
+MAX_CHARACTERS = 8000  # of the text of one failure
+MAX_IDS = 20
 BUDGET_BYTES = 100_000  # of all texts and maps together, and BYTES_PER_RECORD more for each record
 BYTES_PER_RECORD = 300
 TILE_BYTES = 16  # of a tile of an error map in the page
@@ -59,7 +59,7 @@ def _failure_part(group: list[Record]) -> FailurePart:
     count = f" ({len(group)} tests)" if len(group) > 1 else ""
     return FailurePart(
         title=f"{first.variant}: {first.outcome.heading}{count}",
-        text=text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}...",
+        text=text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}...",
         map_title=map_title,
         map_rows=map_rows,
         others=_ids(record for record in group if record is not first),
@@ -68,8 +68,8 @@ def _failure_part(group: list[Record]) -> FailurePart:
 
 def _ids(records: Iterable[Record]) -> str:
     ids = [record.id for record in records]
-    more = f" and {len(ids) - MOST_IDS} more" if len(ids) > MOST_IDS else ""
-    return f"{', '.join(ids[:MOST_IDS])}{more}"
+    more = f" and {len(ids) - MAX_IDS} more" if len(ids) > MAX_IDS else ""
+    return f"{', '.join(ids[:MAX_IDS])}{more}"
 
 
 def _bytes_of(part: FailurePart) -> int:

@@ -20,7 +20,7 @@ from pytest_fa.table.answer import RunFacts, answer_lines
 from pytest_fa.table.layout import TextLine
 from pytest_fa.table.rows import notes
 
-MOST_NOTES = 100
+MAX_NOTES = 100
 
 
 class PageFacts(NamedTuple):
@@ -58,7 +58,7 @@ def machine_of(name: str, records: list[Record], facts: PageFacts) -> Machine:
     hierarchy = hierarchy_of(subjects, ceilings)
     tables = (gate_table(subjects), selftest_table(records), check_table(subjects))
     lines = notes(records)
-    hidden = [f"and {len(lines) - MOST_NOTES} more notes"] if len(lines) > MOST_NOTES else []
+    hidden = [f"and {len(lines) - MAX_NOTES} more notes"] if len(lines) > MAX_NOTES else []
     return Machine(
         name=name,
         answer=_answer(records, facts.run),
@@ -70,7 +70,7 @@ def machine_of(name: str, records: list[Record], facts: PageFacts) -> Machine:
         failures=failures_of(records),
         strips=strip_groups(subjects),
         clocks=clock_lines(subjects),
-        notes=(*([problem] if problem else []), *lines[:MOST_NOTES], *hidden),
+        notes=(*([problem] if problem else []), *lines[:MAX_NOTES], *hidden),
         environment=environment_rows(records),
         commands=commands_of(records, hierarchy.shape_id if hierarchy else None),
     )

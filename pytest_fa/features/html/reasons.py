@@ -11,8 +11,8 @@ from pytest_fa.records.tool_results import NsightReport
 from pytest_fa.table.tool_lines import short_name
 
 PHASE_BAR_WIDTH = 200  # pixels
-MOST_COUNTERS = 12
-MOST_PROFILES = 200
+MAX_COUNTERS = 12
+MAX_PROFILES = 200
 
 
 class CounterRow(NamedTuple):
@@ -51,7 +51,7 @@ class AblationPart(NamedTuple):
 def profile_parts(records: Iterable[Record]) -> tuple[ProfilePart, ...]:
     """One part for each Nsight report; candidates first."""
     profiled = sorted((each for each in records if each.nsight), key=lambda record: record.role != "candidate")
-    return tuple(_profile_part(record, record.nsight) for record in profiled[:MOST_PROFILES] if record.nsight)
+    return tuple(_profile_part(record, record.nsight) for record in profiled[:MAX_PROFILES] if record.nsight)
 
 
 def ablation_parts(records: Iterable[Record]) -> tuple[AblationPart, ...]:
@@ -97,7 +97,7 @@ def _counters(report: NsightReport) -> tuple[CounterRow, ...]:
     """The counters that differ most from the baseline's."""
     return tuple(
         CounterRow(each.label, figure_text(each.ours), figure_text(each.theirs))
-        for each in report.differences[:MOST_COUNTERS]
+        for each in report.differences[:MAX_COUNTERS]
     )
 
 

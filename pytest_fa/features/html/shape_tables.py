@@ -15,7 +15,7 @@ from pytest_fa.table.baselines import compared_baseline
 from pytest_fa.table.layout import BUILD_COLUMNS, SHAPE_COLUMNS, VARIANT, Column
 from pytest_fa.table.rows import NOTHING, Row, RowGroup, make_groups, ratio_text
 
-MOST_OPEN = 4  # shapes with an open table; of more shapes, only the first table is open
+MAX_OPEN = 4  # shapes with an open table; of more shapes, only the first table is open
 INTERVAL = "99.5 % interval"
 INTERVAL_COLUMN = Column(INTERVAL, "interval")
 # The answer first, because a narrow window shows only the first columns.
@@ -61,8 +61,7 @@ def shape_tables(records: list[Record], ceilings: Ceilings | None, process_sd: f
     places = {shape: place for place, shape in enumerate(shapes_in_order(records))}
     groups.sort(key=lambda group: places.get(group.rows[0].case, len(places)))
     return tuple(
-        _table_of(group, intervals, is_open=index == 0 or len(groups) <= MOST_OPEN)
-        for index, group in enumerate(groups)
+        _table_of(group, intervals, is_open=index == 0 or len(groups) <= MAX_OPEN) for index, group in enumerate(groups)
     )
 
 

@@ -25,8 +25,8 @@ SPANS = (
     0.5,
     1.0,
 )  # half the height of a strip, relative to the median
-MOST_SAMPLES = 100  # dots in a strip; of more samples, every n-th is drawn
-LEAST_CLOCKS = 2  # of a line
+MAX_SAMPLES = 100  # dots in a strip; of more samples, every n-th is drawn
+MIN_CLOCKS = 2  # of a line
 
 
 class SampleStrip(NamedTuple):
@@ -78,7 +78,7 @@ def clock_lines(records: Iterable[Record]) -> tuple[ClockLine, ...]:
     """The SM clock, the power and the temperature during each time, in the order of measurement."""
     by_time = sorted((each for each in records if each.speed), key=lambda record: record.measured_at)
     clocks = [each.speed.clocks_during for each in by_time if each.speed and each.speed.clocks_during]
-    if len(clocks) < LEAST_CLOCKS:
+    if len(clocks) < MIN_CLOCKS:
         return ()
     return (
         _clock_line("SM clock, MHz", [float(each.sm_mhz) for each in clocks]),
@@ -114,7 +114,7 @@ def _timed_row(variant: str, speed: Speed) -> TimedRow:
 
 def _strip(timing: Timing) -> SampleStrip:
     """Dots from left to right in the order of measurement; the median is in the middle, samples beyond at the edge."""
-    step = -(-len(timing.samples_us) // MOST_SAMPLES)
+    step = -(-len(timing.samples_us) // MAX_SAMPLES)
     shares = [sample / timing.median_us - 1 for sample in timing.samples_us[::step]] if step else []
     widest = max(map(abs, shares), default=0.0)
     span = next((each for each in SPANS if each >= widest), SPANS[-1])

@@ -17,8 +17,8 @@ MACHINE_LABELS = {
     "ecc": "ECC",
     "power_limit_watts": "power limit (W)",
 }
-MOST_VALUES = 6  # of one property
-MOST_COMMANDS = 40
+MAX_VALUES = 6  # of one property
+MAX_COMMANDS = 40
 
 
 class PropertyRow(NamedTuple):
@@ -45,8 +45,8 @@ def commands_of(records: list[Record], main_shape: str | None) -> tuple[str, ...
     first.sort(key=lambda record: not record.outcome.is_failure)
     timed = [record for record in records if record.speed and record.case and record.case.shape_id == main_shape]
     commands = dict.fromkeys(record.rerun_command for record in (*first, *timed))
-    hidden = [f"# and {len(commands) - MOST_COMMANDS} more, in the records"] if len(commands) > MOST_COMMANDS else []
-    return (*list(commands)[:MOST_COMMANDS], *hidden)
+    hidden = [f"# and {len(commands) - MAX_COMMANDS} more, in the records"] if len(commands) > MAX_COMMANDS else []
+    return (*list(commands)[:MAX_COMMANDS], *hidden)
 
 
 def _properties(record: Record) -> Iterable[tuple[str, str]]:
@@ -67,5 +67,5 @@ def _listed(counts: Counter[str]) -> str:
     """All values with the number of their records, if there are several."""
     if len(counts) == 1:
         return next(iter(counts))
-    shown = [f"{value} ({count} records)" for value, count in counts.most_common(MOST_VALUES)]
-    return ", ".join([*shown, *([f"and {len(counts) - MOST_VALUES} more"] if len(counts) > MOST_VALUES else [])])
+    shown = [f"{value} ({count} records)" for value, count in counts.most_common(MAX_VALUES)]
+    return ", ".join([*shown, *([f"and {len(counts) - MAX_VALUES} more"] if len(counts) > MAX_VALUES else [])])

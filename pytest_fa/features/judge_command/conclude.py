@@ -30,7 +30,7 @@ STATUS_OF_GATE: dict[str, Status] = {
     "INCONCLUSIVE": Status.UNDECIDED,
 }
 COUNTED_KINDS = ("correct", "property")  # the checks; what is timed is judged as well
-MOST_CHARACTERS = 20_000  # of a message in the document; the record has all of it
+MAX_CHARACTERS = 20_000  # of a message in the document; the record has all of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ def failure_of(record: Record | None) -> JudgedFailure | None:
         id=record.id,
         outcome=record.outcome,
         checks=record.caught_by,
-        message=record.message[:MOST_CHARACTERS],
+        message=record.message[:MAX_CHARACTERS],
         case=record.case.id if record.case else None,
         policy=check.policy if check else None,
         bounds=check.bounds if check else (),

@@ -7,7 +7,7 @@ from pytest_fa.records.tool_results import Bottleneck, BoundBy, CountedKernel
 
 Counters = dict[str, float]
 
-LEAST_ACTIVE = 0.5  # share of the duration in which an SM is active; below it, launch and exit take most of the time
+MIN_ACTIVE = 0.5  # share of the duration in which an SM is active; below it, launch and exit take most of the time
 BUSY_PERCENT = 60.0  # of a unit's peak; Nsight's own rules call a kernel bound by a unit from this value on
 
 _TENSOR_NAMES = (presets.TENSOR, presets.TENSOR_HMMA, presets.TENSOR_BLACKWELL)
@@ -46,7 +46,7 @@ def bottleneck_of(kernel: CountedKernel) -> Bottleneck | None:
     busiest = _busiest(counters)
     if active is None or not elapsed or busiest is None:
         return None
-    if active / elapsed < LEAST_ACTIVE:
+    if active / elapsed < MIN_ACTIVE:
         return _launch_bound(counters, active, elapsed)
     if busiest[2] >= BUSY_PERCENT:
         return _unit_bound(counters, *busiest)

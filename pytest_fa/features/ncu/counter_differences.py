@@ -27,7 +27,7 @@ _WEIGHTS: dict[str, tuple[str, float, float]] = {
     presets.SMEM: ("shared memory per block, bytes", 0.5, 1024.0),
 }
 _TENSOR = ("tensor pipe, %", 4.0, 1.0)
-_STALL_WEIGHT, _LEAST_WARPS = 1.5, 0.2
+_STALL_WEIGHT, _MIN_WARPS = 1.5, 0.2
 
 
 def differences(kernel: CountedKernel, baseline: CountedKernel) -> tuple[CounterDifference, ...]:
@@ -35,7 +35,7 @@ def differences(kernel: CountedKernel, baseline: CountedKernel) -> tuple[Counter
     weights = dict(_WEIGHTS)
     for reason in presets.STALLS:
         if reason != "selected":
-            weights[presets.stall(reason)] = (f"warps waiting: {reason}", _STALL_WEIGHT, _LEAST_WARPS)
+            weights[presets.stall(reason)] = (f"warps waiting: {reason}", _STALL_WEIGHT, _MIN_WARPS)
     compared = [
         _difference(kernel.counters[name], baseline.counters[name], *label_weight_least)
         for name, label_weight_least in weights.items()

@@ -9,8 +9,8 @@ from pytest_fa.records.tool_results import DURATION, CountedKernel, CounterDiffe
 from pytest_fa.table.tool_lines import short_name
 
 TITLE = "Nsight Compute profiles, with warm caches and unlocked clocks (the durations are not benchmark times)"
-MOST_DIFFERENCES = 5
-MOST_LINES = 3
+MAX_DIFFERENCES = 5
+MAX_LINES = 3
 
 # The counters of the headline: label, alternative names, of which the first counted one is shown, and format.
 HEADLINE: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -77,7 +77,7 @@ def _profile(record: Record, profile: NsightReport) -> list[str]:
     lines += [f"  {_phases(each)}" for each in profile.kernels if each.phases]
     lines += [f"  expected: {' '.join(profile.expect.split())}"] if profile.expect else []
     if profile.baseline and profile.differences:
-        shown = "; ".join(map(_difference, profile.differences[:MOST_DIFFERENCES]))
+        shown = "; ".join(map(_difference, profile.differences[:MAX_DIFFERENCES]))
         lines.append(f"  compared with {profile.baseline} (this kernel / {profile.baseline}): {shown}")
     elif profile.baseline_missing:
         lines.append(f"  not compared with {profile.baseline or 'SDPA'}: {profile.baseline_missing}")
@@ -90,7 +90,7 @@ def _phases(kernel: CountedKernel) -> str:
     total = sum(kernel.phases.values())
     shares = ", ".join(f"{phase} {100 * count / total:.0f} %" for phase, count in kernel.phases.items())
     lines = ", ".join(
-        f"{each.file}:{each.line} {100 * each.samples / total:.0f} %" for each in kernel.lines[:MOST_LINES]
+        f"{each.file}:{each.line} {100 * each.samples / total:.0f} %" for each in kernel.lines[:MAX_LINES]
     )
     return f"stall samples by phase ({total} samples, an estimate and no times): {shares}; most at {lines}"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from pytest_fa.records.tool_results import SourceLine
 
 BARRIERS, OTHER = "barriers", "other"
-MOST_LINES = 10
+MAX_LINES = 10
 
 # Pattern in a comment -> phase of the paragraph that the comment begins.
 _PARAGRAPHS: tuple[tuple[str, str], ...] = (
@@ -67,7 +67,7 @@ def busiest_lines(lines: tuple[SourceLine, ...]) -> tuple[SourceLine, ...]:
     samples_of: Counter[tuple[str, int]] = Counter()
     for line in lines:
         samples_of[(Path(line.file).name, line.line)] += line.samples
-    return tuple(SourceLine(file, line, samples, "") for (file, line), samples in samples_of.most_common(MOST_LINES))
+    return tuple(SourceLine(file, line, samples, "") for (file, line), samples in samples_of.most_common(MAX_LINES))
 
 
 def _first_match(rules: tuple[tuple[str, str], ...], text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_fa.records.record import Record
 from pytest_fa.records.tool_results import Sanitized
 
-MOST_FINDINGS = 4
+MAX_FINDINGS = 4
 
 
 def sanitizer_lines(records: list[Record]) -> list[str]:
@@ -27,4 +27,4 @@ def _sanitized(record: Record, sanitized: Sanitized) -> list[str]:
     result = sanitized.message if is_unmeasured else f"{sanitized.status} {sanitized.message}"
     log = f"; {sanitized.log}" if sanitized.log else ""
     lines = [f"{record.id}: {result.strip()} ({sanitized.seconds:.1f} s{log})"]
-    return [*lines, *(f"  {text}" for text in sanitized.findings[:MOST_FINDINGS])]
+    return [*lines, *(f"  {text}" for text in sanitized.findings[:MAX_FINDINGS])]

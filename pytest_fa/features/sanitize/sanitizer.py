@@ -17,7 +17,7 @@ from pytest_fa.records.tool_results import Sanitized, ToolStatus
 
 FOUND_EXIT_CODE = 86  # the exit status if the tool finds something; its default is 0
 LIMIT_SECONDS = 60.0
-MOST_FINDINGS = 20
+MAX_FINDINGS = 20
 PADDING_BYTES = 65536  # after each allocation, so that an access past its end does not reach the next allocation
 
 _SUMMARIES = (
@@ -154,7 +154,7 @@ def findings(log: str) -> tuple[str, ...]:
     lines = log.splitlines()
     heads = [number for number, line in enumerate(lines) if _FINDING.match(line)]
     texts = [" ".join(line.strip("= ") for line in lines[number : number + 2]) for number in heads]
-    return tuple(dict.fromkeys(texts))[:MOST_FINDINGS]
+    return tuple(dict.fromkeys(texts))[:MAX_FINDINGS]
 
 
 def _printed_result(program_run: ProgramRun) -> str:

@@ -19,7 +19,7 @@ from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.text import printable
 from pytest_fa.records.written import WRITTEN_SCHEMA, WrittenRecords, require_written, write_written
 
-MOST_NAMED = 20  # ids in one sentence
+MAX_NAMED = 20  # ids in one sentence
 PASSED, INCONCLUSIVE, FAILED = 0, 10, 1  # exit statuses of a shard and of the merged run
 ResultId = tuple[str, str]  # the kind and the id of a record
 
@@ -208,5 +208,5 @@ def _key(record: Record) -> ResultId:
 
 
 def _listed(ids: Sequence[str], noun: str = "test") -> str:
-    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
-    return f"{len(ids)} {noun}{'s' * (len(ids) != 1)}{': ' if ids else ''}{', '.join(ids[:MOST_NAMED])}{more}"
+    more = f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else ""
+    return f"{len(ids)} {noun}{'s' * (len(ids) != 1)}{': ' if ids else ''}{', '.join(ids[:MAX_NAMED])}{more}"

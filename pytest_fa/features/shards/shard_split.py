@@ -13,7 +13,7 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.files import read_record_file
 from pytest_fa.records.source import folder_hash
 
-LEAST_SECONDS = 0.01  # of one test, so that many short tests are spread, too
+MIN_SECONDS = 0.01  # of one test, so that many short tests are spread, too
 UNKNOWN_SECONDS = 1.0  # of a test whose kind has no saved record
 WorkKey = TypeVar("WorkKey")
 
@@ -46,7 +46,7 @@ class RecordedSeconds:
         """Return the estimated seconds of one test."""
         kind = self._of_kind.get(work.kind, UNKNOWN_SECONDS)
         shape = self._of_shape.get((work.kind, work.shape_id), kind)
-        return max(self._of_work.get(work, shape), LEAST_SECONDS)
+        return max(self._of_work.get(work, shape), MIN_SECONDS)
 
 
 def split(seconds: Mapping[str, float], count: int) -> dict[str, int]:

@@ -20,8 +20,8 @@ from pytest_fa.features.sweep.search import Bench
 from pytest_fa.features.sweep.trial_result import ROUNDS, Finalist, SweepEnd, SweepTrial, TrialResult
 
 FINALISTS = 8
-LEAST_ROUNDS = 2  # before a finalist may be given up
-LEAST_FREEDOM = 6  # degrees of freedom of the noise before a finalist may be given up
+MIN_ROUNDS = 2  # before a finalist may be given up
+MIN_FREEDOM = 6  # degrees of freedom of the noise before a finalist may be given up
 CLEARLY_SLOWER = 4.0  # standard errors of a difference, beyond which a finalist is given up
 NONE = "no configuration is better than the parent"
 
@@ -128,10 +128,10 @@ def _timed_again(end: SweepEnd, bench: Bench, order: random.Random, say: Callabl
 def _that_may_win(finalists: Sequence[Finalist]) -> list[int]:
     """The places of the finalists to time once more: not clearly slower than the best one or than the parent."""
     places = [place for place, each in enumerate(finalists) if not each.problem and len(each.again) < ROUNDS]
-    if few := [place for place in places if len(finalists[place].again) < LEAST_ROUNDS]:
+    if few := [place for place in places if len(finalists[place].again) < MIN_ROUNDS]:
         return few
     times = [each.again for each in finalists]
-    if not places or degrees_of_freedom(times) < LEAST_FREEDOM:
+    if not places or degrees_of_freedom(times) < MIN_FREEDOM:
         return places
     allowed = CLEARLY_SLOWER * (pooled_sd(times) or 0.0)
     best = min((each for each in finalists if not each.problem), key=_again)

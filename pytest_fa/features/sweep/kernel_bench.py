@@ -17,7 +17,7 @@ from pytest_fa.catalog.select import with_defines
 from pytest_fa.catalog.sweep_space import Point
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import BuildError
-from pytest_fa.features.gate.decision import MOST_DROPPED
+from pytest_fa.features.gate.decision import MAX_DROPPED
 from pytest_fa.features.gate.gate import GateQuestion, decide_gate
 from pytest_fa.features.sweep.search import BuiltPoint, GateAnswer
 from pytest_fa.features.sweep.trial_result import ConfirmedRatio, PairedTime, TrialOutcome, TrialResult, trial_outcome
@@ -31,7 +31,7 @@ from pytest_fa.session.rerun import rerun_command
 from pytest_fa.session.session import Session
 from pytest_fa.wire.jobs import ArmPair, PairBlocks, PairedJob, PairedResult
 
-MOST_CLOCK_DIFFERENCE = 0.05  # between the ratios of both clocks, beyond which a time is not used
+MAX_CLOCK_DIFFERENCE = 0.05  # between the ratios of both clocks, beyond which a time is not used
 
 
 class KernelBench:
@@ -212,12 +212,12 @@ def _counters(build: Build) -> dict[str, int]:
 
 def _untimed(pair: PairBlocks, *, has_two_clocks: bool) -> str:
     """Why the time of a process cannot be used; empty if it can.  On a CPU, both clocks are the judge's."""
-    if pair.dropped > MOST_DROPPED * (pair.dropped + len(pair.blocks)) or not pair.blocks:
+    if pair.dropped > MAX_DROPPED * (pair.dropped + len(pair.blocks)) or not pair.blocks:
         return f"{pair.dropped} of {pair.dropped + len(pair.blocks)} blocks were dropped, because the GPU slowed down"
     if pair.outside_us is None or not has_two_clocks:
         return ""
     outside = math.log(pair.outside_us[0] / pair.outside_us[1])
-    if abs(difference := outside - statistics.fmean(pair.blocks)) > MOST_CLOCK_DIFFERENCE:
+    if abs(difference := outside - statistics.fmean(pair.blocks)) > MAX_CLOCK_DIFFERENCE:
         return f"the judge's clock gives another ratio, by {100 * math.expm1(difference):+.1f} %"
     return ""
 

@@ -14,7 +14,7 @@ from pytest_fa.features.sweep.study_url import is_url, without_password
 if TYPE_CHECKING:
     import optuna
 
-MOST_OPENINGS = 3  # of a database
+MAX_OPENINGS = 3  # of a database
 REOPEN_SECONDS = 0.5
 INSTALL = "--fa-sweep needs Optuna, which is not installed; type: pip install 'pytest-fa[sweep]'"
 
@@ -50,7 +50,7 @@ def _open_database(url: str) -> optuna.storages.BaseStorage:
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415  # a dependency of Optuna
 
     problem: Exception | None = None
-    for _ in range(MOST_OPENINGS):
+    for _ in range(MAX_OPENINGS):
         try:
             return optuna.storages.RDBStorage(url)
         except (ImportError, ValueError, optuna.exceptions.StorageInternalError, SQLAlchemyError) as failure:

@@ -17,7 +17,7 @@ from pytest_fa.features.sweep.trial_result import SweepTrial
 if TYPE_CHECKING:
     import optuna
 
-MOST_ATTEMPTS = 40  # suggestions that are not feasible, or that a trial has, before one is drawn at random
+MAX_ATTEMPTS = 40  # suggestions that are not feasible, or that a trial has, before one is drawn at random
 STARTUP_TRIALS = 10  # drawn at random before TPE has a model
 
 
@@ -72,7 +72,7 @@ class Suggester:
         distributions = self._distributions()
         scratch.add_trials([self._frozen(each, distributions, optuna_attributes) for each in trials if each.is_counted])
         wanted = {key_of(point) for point in untried}
-        for _ in range(MOST_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             trial = scratch.ask(distributions)
             point = {name: self._value(name, place) for name, place in trial.params.items()}
             if key_of(point) in wanted:

@@ -14,7 +14,7 @@ from pytest_fa.catalog.sweep_space import point_text
 from pytest_fa.features.sweep.read_study import StoredStudy
 from pytest_fa.features.sweep.trial_result import ROUNDS, Finalist, SweepEnd, SweepTrial
 
-MOST_SHOWN = 10  # of the best configurations, and of the values of a define
+MAX_SHOWN = 10  # of the best configurations, and of the values of a define
 
 
 class DefineEffect(NamedTuple):
@@ -59,8 +59,8 @@ def history_lines(trials: Sequence[SweepTrial]) -> list[str]:
         if ratio < best:
             best = ratio
             lines.append(f"  {_number(trial.number):>5}  {math.exp(ratio):8.4f}  {point_text(trial.point)}")
-    lines.append(f"  the {min(MOST_SHOWN, len(timed))} best of {len(timed)} that were timed")
-    for trial, ratio in sorted(timed, key=lambda pair: pair[1])[:MOST_SHOWN]:
+    lines.append(f"  the {min(MAX_SHOWN, len(timed))} best of {len(timed)} that were timed")
+    for trial, ratio in sorted(timed, key=lambda pair: pair[1])[:MAX_SHOWN]:
         lines.append(
             f"  {_number(trial.number):>5}  {math.exp(ratio):8.4f}  {point_text(trial.point)}{_counters(trial)}"
         )
@@ -72,7 +72,7 @@ def history_lines(trials: Sequence[SweepTrial]) -> list[str]:
 def _medians(effect: DefineEffect) -> str:
     """The median ratio of each value; of many values, the smallest and the largest one."""
     medians = effect.medians
-    if len(medians) <= MOST_SHOWN:
+    if len(medians) <= MAX_SHOWN:
         return ", ".join(f"{value}: {median:.3f}" for value, median in medians.items())
     fastest, slowest = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
     return f"{len(medians)} values, from {fastest}: {medians[fastest]:.3f} to {slowest}: {medians[slowest]:.3f}"

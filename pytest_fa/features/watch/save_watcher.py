@@ -17,7 +17,7 @@ from pytest_fa.features.watch.watched_files import Contents, WatchedFiles, chang
 from pytest_fa.host.stop_signal import StopSignal
 
 QUIET_SECONDS = 0.05  # a save is taken as complete when no file has changed for this long
-MOST_SECONDS = 1.0  # ...or when files have been changing for this long
+MAX_SECONDS = 1.0  # ...or when files have been changing for this long
 LOOK_SECONDS = 5.0  # without an event, for example on a network file system, the files are looked at this often
 END_SECONDS = 5.0  # within which the threads end
 # Not those of reading: looking at a file would wake the thread again.
@@ -108,7 +108,7 @@ class SaveWatcher:
 
     def _settle(self) -> None:
         """Wait until no event comes any more."""
-        deadline = time.monotonic() + MOST_SECONDS
+        deadline = time.monotonic() + MAX_SECONDS
         self._event.clear()
         while self._event.wait(QUIET_SECONDS) and time.monotonic() < deadline and not self._has_ended:
             self._event.clear()
@@ -148,5 +148,5 @@ def watching_saves(stop: StopSignal, say: Callable[[str], None]) -> Iterator[Sav
 def seconds_since_save(paths: list[str]) -> float:
     """The seconds since the newest of these files was written; 0 for files with an old date, such as copied ones."""
     ages = [time.time() - path.stat().st_mtime for path in map(Path, paths) if path.is_file()]
-    recent = [age for age in ages if 0 <= age <= MOST_SECONDS + QUIET_SECONDS]
+    recent = [age for age in ages if 0 <= age <= MAX_SECONDS + QUIET_SECONDS]
     return min(recent, default=0.0)

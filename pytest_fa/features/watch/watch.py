@@ -33,7 +33,7 @@ from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.session.session import Session
 
-MOST_NAMES = 4  # the names of saved files in one line
+MAX_NAMES = 4  # the names of saved files in one line
 
 
 class Watch:
@@ -235,6 +235,6 @@ PLAN = ""  # stands for the selection as a whole, where variants have names
 
 def _listed(names: list[str]) -> str:
     """Paths from the current folder, or names; at most four of them."""
-    shown = [os.path.relpath(name) if Path(name).is_absolute() else name for name in names[:MOST_NAMES]]
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    shown = [os.path.relpath(name) if Path(name).is_absolute() else name for name in names[:MAX_NAMES]]
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return f"{', '.join(shown)}{more}"

@@ -16,7 +16,7 @@ import msgspec
 
 from pytest_fa.build.cache import sources_of
 from pytest_fa.build.keys import HEADER_SUFFIXES, file_hash
-from pytest_fa.build.unchanged import MOST_FILES, SOURCE_SUFFIXES
+from pytest_fa.build.unchanged import MAX_FILES, SOURCE_SUFFIXES
 from pytest_fa.catalog.manifest import MANIFEST_NAME, PLANTED_NAME
 from pytest_fa.catalog.plan import AnyVariant
 from pytest_fa.catalog.variant import Variant
@@ -28,7 +28,7 @@ Hashes = dict[str, str | None]  # by path; None for a file that cannot be read
 Contents = dict[str, Hashes]  # by variant; the manifests themselves by MANIFESTS
 
 MANIFESTS = ""
-MOST_LOOKS = 20
+MAX_LOOKS = 20
 BETWEEN_LOOKS_SECONDS = 0.05
 COMPILED_SUFFIXES = frozenset({".cu", ".cpp", ".cc", ".cxx", ".c", *HEADER_SUFFIXES, *SOURCE_SUFFIXES})
 # Files that editors write beside the one that is edited, such as `.kernel.cu.swp`, `kernel.cu~` and `4913`.
@@ -47,7 +47,7 @@ class FilesOfVariant(msgspec.Struct, frozen=True):
         yield from self.files
         for folder in self.folders:
             inside = (path for path in Path(folder).rglob("*") if path.suffix in self.suffixes and not is_scratch(path))
-            yield from sorted(str(path) for path in itertools.islice(inside, MOST_FILES))
+            yield from sorted(str(path) for path in itertools.islice(inside, MAX_FILES))
 
 
 class WatchedFiles(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class WatchedFiles(msgspec.Struct, frozen=True):
 
         A folder may vanish while it is listed, so the files are looked at again.  Raises `FaError` if that never helps.
         """
-        for _ in range(MOST_LOOKS):
+        for _ in range(MAX_LOOKS):
             try:
                 return self._contents()
             except OSError as error:

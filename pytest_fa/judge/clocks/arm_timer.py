@@ -20,14 +20,14 @@ from pytest_fa.records.timing import MESSAGE_US, CallNodes
 
 SAMPLE_US = 10_000.0  # the intended length of a sample on a GPU: one replay of a graph
 CPU_SAMPLE_US = 20_000.0
-MOST_CALLS = 6000  # in a graph
-MOST_CPU_CALLS = 200
+MAX_CALLS = 6000  # in a graph
+MAX_CPU_CALLS = 200
 LONG_CALL_US = 1000.0  # from this length on, calls may be timed without a graph
 PROBE_CALLS = 20
 HEADS_JUDGED = 16  # of an arm's timed calls
 CLOCK_SHARE = 0.05  # how much longer the judge's clock may be besides
 SETTLING_SAMPLES = 5
-MOST_TIMES_OFF = 2.0  # a sample that is longer or shorter by more than this factor than intended is planned anew
+MAX_TIMES_OFF = 2.0  # a sample that is longer or shorter by more than this factor than intended is planned anew
 
 
 class ArmTimer:
@@ -72,7 +72,7 @@ class ArmTimer:
     def is_well_planned(self, call_us: float) -> bool:
         """Whether samples have about the intended length if a call takes `call_us`, or as nearly as they can."""
         share = self._calls * call_us / self._intended_us
-        return 1 / MOST_TIMES_OFF <= share <= MOST_TIMES_OFF or self._calls == self._calls_of_sample(call_us)
+        return 1 / MAX_TIMES_OFF <= share <= MAX_TIMES_OFF or self._calls == self._calls_of_sample(call_us)
 
     @property
     def plan(self) -> tuple[int, bool]:
@@ -175,7 +175,7 @@ class ArmTimer:
 
     def _calls_of_sample(self, call_us: float) -> int:
         """How many calls a sample of the intended length has."""
-        most = MOST_CPU_CALLS if self.is_cpu else MOST_CALLS
+        most = MAX_CPU_CALLS if self.is_cpu else MAX_CALLS
         return max(1, min(most, math.ceil(self._intended_us / max(0.1, call_us))))
 
     def _prepare(self, calls: int, *, graph: bool) -> None:

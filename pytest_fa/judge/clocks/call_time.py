@@ -19,21 +19,21 @@ BATCH_US = 3000.0  # the intended length of the shorter batch; the length of a m
 CPU_BATCH_US = 10_000.0  # on the CPU, where a batch's whole time counts
 ESTIMATE_CALLS = 30
 DELAYED_US = 100_000.0  # no message is delayed by more
-LEAST_CALL_US = 1.0  # no call from Python takes less
-MOST_CALLS = 1000  # in the shorter batch
-MOST_CPU_CALLS = 200
+MIN_CALL_US = 1.0  # no call from Python takes less
+MAX_CALLS = 1000  # in the shorter batch
+MAX_CPU_CALLS = 200
 HEADS_JUDGED = 16  # of the calls of the last batches, one each
-MOST_SECONDS = 1.0  # for all batches, of which there are at least three
+MAX_SECONDS = 1.0  # for all batches, of which there are at least three
 
 
 def call_time(data: FreshData) -> tuple[Timing, list[Written]]:
     """Measure the wall-clock time per call; also return what one call of each of the last batches wrote."""
     on_cpu = data.candidate.device.type == "cpu"
-    batches = _Batches(data, data.own_outputs(MOST_CPU_CALLS) if on_cpu else data.outs)
-    estimate_us = max(LEAST_CALL_US, batches.estimate_us())
-    intended_us, most = (CPU_BATCH_US, len(batches.outs)) if on_cpu else (BATCH_US, MOST_CALLS)
+    batches = _Batches(data, data.own_outputs(MAX_CPU_CALLS) if on_cpu else data.outs)
+    estimate_us = max(MIN_CALL_US, batches.estimate_us())
+    intended_us, most = (CPU_BATCH_US, len(batches.outs)) if on_cpu else (BATCH_US, MAX_CALLS)
     calls = max(1, min(most, int(intended_us / estimate_us)))
-    count = max(3, min(BATCHES, int(MOST_SECONDS * 1e6 / (4 * calls * estimate_us))))
+    count = max(3, min(BATCHES, int(MAX_SECONDS * 1e6 / (4 * calls * estimate_us))))
     batches.run_us(calls)
     if on_cpu:
         samples = [batches.run_us(calls) / calls for _ in range(count)]
@@ -53,7 +53,7 @@ class _Batches:
 
     def __init__(self, data: FreshData, outs: list[torch.Tensor]) -> None:
         self._data, self.outs = data, outs
-        self._longest = len(outs) if data.candidate.device.type == "cpu" else 3 * MOST_CALLS
+        self._longest = len(outs) if data.candidate.device.type == "cpu" else 3 * MAX_CALLS
         self._series = TimedSeries(data, "call", self._longest, outs, graph=False)
         self.written: list[Written] = []
 

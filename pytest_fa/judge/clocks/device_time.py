@@ -35,10 +35,10 @@ from pytest_fa.wire.commands import Run
 GRAPH_US = 5_000.0  # the intended length of the shorter graph: the judge's clock is then precise to 0.5 %
 EVENTS_US = 20_000.0  # the intended length of a sample by an event pair: there is no slope that cancels the message
 PROBE_CALLS = 20  # in the graph that gives the estimate
-MOST_CALLS = 6000  # in the shorter graph
+MAX_CALLS = 6000  # in the shorter graph
 LONG_CALL_US = 1000.0  # from this length on, calls are timed without a graph
 SLOW_CALL_US = 100_000.0  # slower calls are not estimated five at a time, to stay within the watchdog's time
-MOST_SECONDS = 3.0  # for all samples of slow calls
+MAX_SECONDS = 3.0  # for all samples of slow calls
 CPU_SAMPLES = (5, 50)  # fewest and most
 CPU_SAMPLE_US = 10_000.0  # the intended length of a sample, of which the message to the candidate is about 1 %
 CPU_CALLS = 100  # of a sample, at most
@@ -102,7 +102,7 @@ def shorter_us(timed: CommandTimes) -> float:
 
 def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bool]) -> DeviceTime:
     """Measure the period as the slope between graphs of N and 3N calls."""
-    calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / max(estimate_us, 0.1))))
+    calls = max(1, min(MAX_CALLS, math.ceil(GRAPH_US / max(estimate_us, 0.1))))
     short, long = TimedSeries(data, "short", calls), TimedSeries(data, "long", 3 * calls)
     outside_us: list[float] = []
     whole_us: list[float] = []
@@ -163,7 +163,7 @@ def _with_proof(outside: OutsideTime, data: FreshData, written: list[Written]) -
 
 def _event_pairs(data: FreshData, estimate_us: float, is_slowed: Callable[[], bool], why: str = "") -> DeviceTime:
     """Measure a few calls at a time with a pair of events; `why` is appended to the method's name."""
-    calls = max(1, min(MOST_CALLS, math.ceil(EVENTS_US / estimate_us)))
+    calls = max(1, min(MAX_CALLS, math.ceil(EVENTS_US / estimate_us)))
     outs = data.own_outputs(calls)
     calls = len(outs)
     series = TimedSeries(data, "events", calls, outs, graph=False)
@@ -178,7 +178,7 @@ def _event_pairs(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
         return timed.inside_us[0] / calls
 
     method = f"event pair around {calls} call{'s' if calls > 1 else ''}, each on its own data{why}"
-    fewest = estimate_us * calls * 7 > MOST_SECONDS * 1e6
+    fewest = estimate_us * calls * 7 > MAX_SECONDS * 1e6
     if fewest:
         result = timing(method, [sample_us() for _ in range(3)], calls)
     else:
@@ -212,7 +212,7 @@ def _wall_clock(data: FreshData) -> DeviceTime:
     written: list[Written] = []
     calibration, calibration_samples = make_calibration(), []
     start = time.monotonic()
-    while len(samples) < most and time.monotonic() - start < MOST_SECONDS:
+    while len(samples) < most and time.monotonic() - start < MAX_SECONDS:
         if len(samples) >= fewest and sum(samples) * calls >= CPU_SECONDS * 1e6:
             break
         core_start = clock_us()

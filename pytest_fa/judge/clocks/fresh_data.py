@@ -30,7 +30,7 @@ from pytest_fa.wire.commands import Series, View
 
 OFFSET_BYTES = 128  # offsets are multiples of it, so that tensors stay aligned to 16 bytes
 RANGE_BYTES = 2**18  # within which offsets lie; on an H200, ranges of 8 to 512 KB make no difference to a time
-MOST_OUTPUTS = 8  # that calls write in turn
+MAX_OUTPUTS = 8  # that calls write in turn
 OWN_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of outputs that one call each writes
 
 FILLS = 3  # of which the shortest counts
@@ -74,7 +74,7 @@ def stacked(written: list[Written]) -> tuple[Inputs, torch.Tensor]:
 
 def output_count(output: torch.Tensor, l2_bytes: int | None) -> int:
     """How many outputs timed calls write in turn: at most eight, and as many as a quarter of the L2 holds."""
-    return max(1, min(MOST_OUTPUTS, (l2_bytes or 0) // 4 // max(1, output.nbytes)))
+    return max(1, min(MAX_OUTPUTS, (l2_bytes or 0) // 4 // max(1, output.nbytes)))
 
 
 class FreshData:

@@ -29,7 +29,7 @@ from pytest_fa.records.timing import CallNodes
 from pytest_fa.wire.commands import Allocated, Cold, Done, Profile, ReplaySeries, Run, Series
 
 PROOF_REPLAYS = 3
-MOST_PROOF_REPLAYS = 12  # a busy machine delays some replays, and work that is skipped delays all of them
+MAX_PROOF_REPLAYS = 12  # a busy machine delays some replays, and work that is skipped delays all of them
 PROOF_PAUSE_SECONDS = 0.2  # before each replay after the third, so that a short disturbance passes
 # Heads that are judged of each replay, besides one of the last output or chosen like it.  The fastest replay counts: a
 # candidate that skips a tenth of the calls in it is found with 1 - 0.9 ** 24 = 92 %, a fifth with 99.5 %.
@@ -147,7 +147,7 @@ class TimedSeries:
         times_us: list[float] = []
         written: list[Written] = []
         heads = max(MIN_PROOF_HEADS, min(PROOF_HEADS, PROOF_SCORES // self.data.scores_per_head))
-        while len(times_us) < PROOF_REPLAYS or (min(times_us) > limit_us and len(times_us) < MOST_PROOF_REPLAYS):
+        while len(times_us) < PROOF_REPLAYS or (min(times_us) > limit_us and len(times_us) < MAX_PROOF_REPLAYS):
             if len(times_us) >= PROOF_REPLAYS:
                 time.sleep(PROOF_PAUSE_SECONDS)
             times_us.append(self.time(heads=heads).outside_us)

@@ -19,7 +19,7 @@ from pytest_fa.wire.commands import Copy, Launch, Script, ScriptStep, Sleep
 
 SLOW_CYCLES = 2_000_000  # about 1 ms: a kernel that does not wait for its stream is finished long before
 THREAD_CALLS = 120  # these calls fit into a stream's launch queue
-MOST_GAP_CYCLES = 100_000  # about 50 us: random gaps make the calls of two threads overlap in every phase
+MAX_GAP_CYCLES = 100_000  # about 50 us: random gaps make the calls of two threads overlap in every phase
 
 
 def new_data(subject: PropertySubject) -> None:
@@ -112,7 +112,7 @@ def _steps(
     steps: list[ScriptStep] = [Sleep(10 * SLOW_CYCLES)]
     for out in outs:
         views = subject.candidate.lending.lend(out.tensors)
-        steps += [Sleep(generator.randrange(MOST_GAP_CYCLES)), Launch(call.writing(*views))]
+        steps += [Sleep(generator.randrange(MAX_GAP_CYCLES)), Launch(call.writing(*views))]
     return tuple(steps)
 
 

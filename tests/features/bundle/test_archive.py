@@ -170,7 +170,7 @@ def test_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of members is limited."""
-    monkeypatch.setattr(archive_module, "MOST_MEMBERS", 1)
+    monkeypatch.setattr(archive_module, "MAX_MEMBERS", 1)
     with pytest.raises(UnusableArchive, match="it has more than 1 members"):
         _read(_write(tmp_path / "x.tar.gz", gzip.compress(_tar(*GOOD))))
 

@@ -112,9 +112,9 @@ def simulate(model: NoiseModel, gates: int, pairs: int, seed: int = 20) -> Simul
 def verdicts(gates: SimulatedGates, difference: float = 0.0, share: float | None = None) -> np.ndarray:
     """The verdicts of many gates, `[gates]`, by the rules of `decision.analyse`, which decides one gate at a time.
 
-    `difference` is that of the true ratio from the gate's.  `share` replaces `LEAST_SD_SHARE`.
+    `difference` is that of the true ratio from the gate's.  `share` replaces `MIN_SD_SHARE`.
     """
-    least_sd = (decision.LEAST_SD_SHARE if share is None else share) * gates.known_sd
+    least_sd = (decision.MIN_SD_SHARE if share is None else share) * gates.known_sd
     result = np.full(len(gates.means), INCONCLUSIVE)
     for count in ANALYSES:
         analysed = _analyse(gates.means[..., :count] + math.log1p(difference), gates.control[..., :count], least_sd)

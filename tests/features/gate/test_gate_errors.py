@@ -26,9 +26,9 @@ from tests.features.gate.gate_errors import (
 )
 
 GATES = 4000
-MOST_WRONG = 0.01
+MAX_WRONG = 0.01
 # More wrong verdicts than this occur in less than 1 of 10,000 runs, if the error rate is 1 %.
-MOST_COUNTED = int(stats.binom.isf(1e-4, GATES, MOST_WRONG))
+MAX_COUNTED = int(stats.binom.isf(1e-4, GATES, MAX_WRONG))
 MODELS = noise_models()
 NAMES = {"PASS": PASS, "FAIL": FAIL, "INCONCLUSIVE": INCONCLUSIVE}
 
@@ -42,13 +42,13 @@ def wrong(gates: SimulatedGates, share: float | None = None) -> int:
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_equal_kernels_are_rarely_decided(model: NoiseModel, pairs: int) -> None:
     """If the true ratio is the gate's own, at most 1 % of the gates end with PASS or FAIL."""
-    assert wrong(simulate(model, GATES, pairs)) <= MOST_COUNTED
+    assert wrong(simulate(model, GATES, pairs)) <= MAX_COUNTED
 
 
 @pytest.mark.parametrize("name", ["two groups, 50:50", "recorded on the H200"])
 def test_half_of_the_known_spread_is_too_little(name: str) -> None:
     """The test above detects a gate that trusts half of the known standard deviation: it is wrong too often."""
-    assert wrong(simulate(MODELS[name], GATES, 1), share=0.5) > GATES * MOST_WRONG
+    assert wrong(simulate(MODELS[name], GATES, 1), share=0.5) > GATES * MAX_WRONG
 
 
 @pytest.mark.parametrize("pairs", [1, 4])

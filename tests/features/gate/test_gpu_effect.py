@@ -18,7 +18,7 @@ from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.errors import UsageProblem
 from pytest_fa.features.bundle.recompute import contradictions
 from pytest_fa.features.gate import gpu_workers
-from pytest_fa.features.gate.decision import ANALYSES, CONFIDENCE, LEAST_SD_SHARE, analyse
+from pytest_fa.features.gate.decision import ANALYSES, CONFIDENCE, MIN_SD_SHARE, analyse
 from pytest_fa.features.gate.gate import GateQuestion, decide_gate, gate_question
 from pytest_fa.features.gate.gate_gpus import gpus_of_gate
 from pytest_fa.features.gate.gate_lines import gate_lines
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("fresh_gpu")
 CASE = parse_case("b1h8s512d64-fp16-seed0")
 RATIO = 0.95
 GATES = 4000
-MOST_COUNTED = int(stats.binom.isf(1e-4, GATES, 0.01))  # of wrong verdicts, if the error rate is 1 %
+MAX_COUNTED = int(stats.binom.isf(1e-4, GATES, 0.01))  # of wrong verdicts, if the error rate is 1 %
 
 
 def gpu(number: int, name: str = "NVIDIA H200") -> Gpu:
@@ -102,7 +102,7 @@ def simulated(gpus: int, spread: float, *, nested: bool) -> np.ndarray:
     for count in ANALYSES:
         part = means[..., :count]
         samples = part.mean(axis=-1) if nested else part.reshape(GATES, -1)
-        least_sd = LEAST_SD_SHARE * PROCESS_SD / (math.sqrt(count) if nested else 1)
+        least_sd = MIN_SD_SHARE * PROCESS_SD / (math.sqrt(count) if nested else 1)
         error = np.maximum(samples.std(axis=-1, ddof=1), least_sd) / math.sqrt(samples.shape[-1])
         decided |= np.abs(samples.mean(axis=-1)) > error * stats.t.ppf((1 + CONFIDENCE) / 2, samples.shape[-1] - 1)
     return decided
@@ -112,7 +112,7 @@ def simulated(gpus: int, spread: float, *, nested: bool) -> np.ndarray:
 @pytest.mark.parametrize("gpus", [2, 3, 8])
 def test_equal_kernels_are_rarely_decided(gpus: int, spread: float) -> None:
     """At most 1 % of the gates at the true ratio end with a verdict, however much GPUs differ."""
-    assert simulated(gpus, spread, nested=True).sum() <= MOST_COUNTED
+    assert simulated(gpus, spread, nested=True).sum() <= MAX_COUNTED
 
 
 def test_processes_of_one_gpu_are_not_independent() -> None:
@@ -131,7 +131,7 @@ def test_the_simulation_has_the_verdicts_of_a_gate(difference: float) -> None:
         control = tuple((mean,) for mean in draw.normal(0, 1e-4, means.size))
         pair = PairSamples("s", "b", rows, control, (), tuple(means.ravel()), ("a", "b", "c", "d") * 6)
         samples = means.mean(axis=0) - math.log(RATIO)
-        error = max(samples.std(ddof=1), LEAST_SD_SHARE * PROCESS_SD / math.sqrt(6)) / 2
+        error = max(samples.std(ddof=1), MIN_SD_SHARE * PROCESS_SD / math.sqrt(6)) / 2
         is_clear = abs(samples.mean()) > error * stats.t.ppf((1 + CONFIDENCE) / 2, 3)
         expected = ("PASS" if samples.mean() < 0 else "FAIL") if is_clear else "INCONCLUSIVE"
         assert analyse([pair], RATIO, is_last=True).verdict == expected

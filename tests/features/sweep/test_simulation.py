@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from pytest_fa.catalog.sweep_space import Point, Sweep, point_text
-from pytest_fa.features.sweep.finals import LEAST_ROUNDS, NONE, end_sweep, ranked
+from pytest_fa.features.sweep.finals import MIN_ROUNDS, NONE, end_sweep, ranked
 from pytest_fa.features.sweep.plugin import SamplerName
 from pytest_fa.features.sweep.search import GateAnswer, run_trial
 from pytest_fa.features.sweep.suggest import Space, Suggester, key_of
@@ -95,9 +95,9 @@ def test_a_finalist_that_is_clearly_slower_is_given_up() -> None:
     trials, end = swept(SIXTY, bench, 4)
     rounds = {key_of(each.point): len(each.again) for each in end.finalists}
     assert {ROUNDS} == {rounds[key] for key in fast}
-    assert {LEAST_ROUNDS} == {number for key, number in rounds.items() if key not in fast}
+    assert {MIN_ROUNDS} == {number for key, number in rounds.items() if key not in fast}
     assert "PASS" == end.gate_verdict
-    assert len(trials) + 3 * ROUNDS + 5 * LEAST_ROUNDS == sum(step == "measure" for step, _ in bench.log)
+    assert len(trials) + 3 * ROUNDS + 5 * MIN_ROUNDS == sum(step == "measure" for step, _ in bench.log)
 
 
 @pytest.mark.parametrize("wrong_at", ["elsewhere", "the third time", "the first time"])
@@ -140,7 +140,7 @@ def test_finals_end_early_if_all_are_slower_than_the_parent() -> None:
     """If every configuration is clearly slower, each finalist is timed twice again, and none is gated."""
     bench = RecordedBench(lambda _: 0.1, 6)
     _, end = swept(SIXTY, bench, 6)
-    assert {LEAST_ROUNDS} == {len(each.again) for each in end.finalists}
+    assert {MIN_ROUNDS} == {len(each.again) for each in end.finalists}
     assert end.reason.startswith(f"{NONE}: timed again, the best one takes 1.")
     assert end.gated is None
 

@@ -18,7 +18,7 @@ KERNELS = Path(__file__).parents[3] / "kernels"
 OUT_OF_ORDER = {"fp8_tiles": "128", "fp8_max": "128"}
 # Only calls without a mask divide work tiles.  There, only a negative scale leads to the step with a mask.
 WITHOUT_MASK = "Divided"
-LEAST_SHARE = 0.8  # of the exponentials of a key tile that stand before the wait for P V
+MIN_SHARE = 0.8  # of the exponentials of a key tile that stand before the wait for P V
 
 # After `wgmma.wait_group 1`, S is complete; after `wgmma.wait_group 0`, P V is, too.
 STEP = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1 ;(?P<softmax>.*?)WARPGROUP\.DEPBAR\.LE gsb0, 0x0 ;", re.DOTALL)
@@ -60,4 +60,4 @@ def test_exponentials_stand_before_the_wait_for_pv(listings: dict[str, str]) -> 
         assert len(exponentials) == 2, name  # the step with a mask and the one without
         exponentials = exponentials[WITHOUT_MASK in name :]
         keys = int(SHAPE.search(name)["keys"])  # type: ignore[index]  # it matched
-        assert min(exponentials) >= LEAST_SHARE * keys / 2, (name, exponentials)  # 64 rows x keys / 128 threads
+        assert min(exponentials) >= MIN_SHARE * keys / 2, (name, exponentials)  # 64 rows x keys / 128 threads

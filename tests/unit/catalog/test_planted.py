@@ -10,6 +10,7 @@ import pytest
 from pytest_fa.catalog import discover as discover_module
 from pytest_fa.catalog.discover import Catalog, discover
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.errors import UnusableRun
 from tests.factories import CUDA_SOURCE, WriteVariant
 
 HEAD = """\

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fa.catalog.yaml_file import MOST_BYTES, MOST_DEPTH, MOST_NODES, load_yaml
+from pytest_fa.catalog.yaml_file import MAX_BYTES, MAX_DEPTH, MAX_NODES, load_yaml
 from pytest_fa.errors import ManifestError
 
 
@@ -34,21 +34,21 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "device": (lambda path: path.symlink_to("/dev/zero"), "it is not a regular file"),
     "symlink to itself": (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
     "missing": (lambda _: None, "No such file"),
-    "10 MB": (_bytes(b"# comment\n" * 2**20), f"it is larger than {MOST_BYTES} bytes, the limit for a manifest"),
+    "10 MB": (_bytes(b"# comment\n" * 2**20), f"it is larger than {MAX_BYTES} bytes, the limit for a manifest"),
     "half a million keys": (
         _text("".join(f"key{index}: 1\n" for index in range(500_000))),
-        f"it is larger than {MOST_BYTES} bytes, the limit for a manifest",
+        f"it is larger than {MAX_BYTES} bytes, the limit for a manifest",
     ),
     "too many values": (
-        _text("a: [" + "1," * (MOST_NODES + 1) + "]"),
-        f"it has more than {MOST_NODES} values, the limit for a manifest",
+        _text("a: [" + "1," * (MAX_NODES + 1) + "]"),
+        f"it has more than {MAX_NODES} values, the limit for a manifest",
     ),
-    "alias bomb": (_text(_bomb()), f"it has more than {MOST_NODES} values, the limit for a manifest"),
-    "20,000 brackets": (_text("a: " + "[" * 20_000), f"line 1 is nested more than {MOST_DEPTH} levels deep"),
-    "20,000 braces": (_text("a: " + "{b: " * 10_000), f"line 1 is nested more than {MOST_DEPTH} levels deep"),
+    "alias bomb": (_text(_bomb()), f"it has more than {MAX_NODES} values, the limit for a manifest"),
+    "20,000 brackets": (_text("a: " + "[" * 20_000), f"line 1 is nested more than {MAX_DEPTH} levels deep"),
+    "20,000 braces": (_text("a: " + "{b: " * 10_000), f"line 1 is nested more than {MAX_DEPTH} levels deep"),
     "deep indentation": (
         _text("".join(f"{' ' * depth}a:\n" for depth in range(200))),
-        f"line {MOST_DEPTH + 1} is nested more than {MOST_DEPTH} levels deep",
+        f"line {MAX_DEPTH + 1} is nested more than {MAX_DEPTH} levels deep",
     ),
     "not UTF-8": (_bytes(b"step: \xff\xfe"), "codec can't decode"),
     "control character": (_bytes(b"step: a\x00b"), "line 1, column 8: the character U+0000 is not allowed"),
@@ -97,8 +97,8 @@ def test_a_faulty_file_is_one_error(tmp_path: Path, fault: str) -> None:
 def test_a_file_at_the_limits_is_read(tmp_path: Path) -> None:
     """A file of the largest size, with the deepest nesting, is read."""
     path = tmp_path / "variant.yaml"
-    nested = "a: " + "[" * (MOST_DEPTH - 1) + "]" * (MOST_DEPTH - 1) + "\n"
-    path.write_text(nested + "#" * (MOST_BYTES - len(nested)), encoding="utf-8")
+    nested = "a: " + "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1) + "\n"
+    path.write_text(nested + "#" * (MAX_BYTES - len(nested)), encoding="utf-8")
     assert list(load_yaml(path)) == ["a"]
 
 

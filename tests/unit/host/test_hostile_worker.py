@@ -20,7 +20,7 @@ from pytest_fa.host import client, fork_server, job_output
 from pytest_fa.host.client import Workers
 from pytest_fa.processes import children_of, marked_with, memory_bytes, read_scheduling
 from pytest_fa.wire import channel as channel_module
-from pytest_fa.wire.channel import MOST_MESSAGE_BYTES, Channel, Garbage
+from pytest_fa.wire.channel import MAX_MESSAGE_BYTES, Channel, Garbage
 from pytest_fa.wire.jobs import CaseJob, encode
 from tests.factories import PYTHON_SOURCE
 from tests.tiers import nightly_after, nightly_but
@@ -201,7 +201,7 @@ def test_a_forged_line_is_only_output(workers: Workers, job_of: RunEntry) -> Non
 @pytest.mark.nightly
 def test_memory_has_a_bound(workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate that takes more than the bound is ended; the test allows 0.75 GiB."""
-    monkeypatch.setattr(client, "MOST_MEMORY_SHARE", 0.75 * 2**30 / memory_bytes())
+    monkeypatch.setattr(client, "MAX_MEMORY_SHARE", 0.75 * 2**30 / memory_bytes())
     monkeypatch.setattr(job_output, "SLICE_SECONDS", 0.05)
     lines = "import time\nfor _ in range(12): kept = kept + bytes(10**8) if _ else bytes(10**8); time.sleep(0.1)\n"
     result = workers.run(job_of(lines + "time.sleep(60)"))
@@ -243,7 +243,7 @@ def test_a_signal_to_the_judge_gives_no_verdict(job_of: RunEntry, name: str) -> 
 @pytest.mark.nightly
 def test_endless_output_ends(workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variant that floods its output is ended before it fills the disk, and the log is emptied."""
-    monkeypatch.setattr(client, "MOST_LOG_BYTES", 2**22)
+    monkeypatch.setattr(client, "MAX_LOG_BYTES", 2**22)
     monkeypatch.setattr(job_output, "SLICE_SECONDS", 0.1)
     result = workers.run(job_of("import os\nwhile True: os.write(1, b'x' * 65536)"))
     assert (result.outcome, "MiB of output" in result.message) == ("failed", True), result.message
@@ -498,6 +498,6 @@ def test_the_largest_message_is_bounded() -> None:
     """One byte more than the limit is refused before anything is read."""
     near, far = socket.socketpair()
     with near, far:
-        far.send(struct.pack("!Q", MOST_MESSAGE_BYTES + 1))
+        far.send(struct.pack("!Q", MAX_MESSAGE_BYTES + 1))
         with pytest.raises(Garbage, match="was announced; at most"):
             Channel(near).receive()

@@ -12,7 +12,7 @@ from syrupy.assertion import SnapshotAssertion
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.host.client import Workers
-from pytest_fa.host.job_output import MOST_OUTPUT_BYTES, JobOutput, OutputTail
+from pytest_fa.host.job_output import MAX_OUTPUT_BYTES, JobOutput, OutputTail
 from pytest_fa.wire.jobs import CaseJob
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
@@ -82,7 +82,7 @@ def test_a_long_output_keeps_its_end(log: IO[bytes]) -> None:
     first, *kept = output.text().splitlines()
     left_out = 13 * (10**5 - len(kept))
     assert first == f"({left_out} bytes of output before this line are left out)"
-    assert (len(kept), kept[-1]) == (MOST_OUTPUT_BYTES // 13, "line 0099999")
+    assert (len(kept), kept[-1]) == (MAX_OUTPUT_BYTES // 13, "line 0099999")
 
 
 def test_a_truncated_log(log: IO[bytes]) -> None:
@@ -147,7 +147,7 @@ def test_ten_megabytes(workers: Workers, job_of: RunEntry) -> None:
     result = workers.run(job_of("for _ in range(10**5): print('x' * 99)"))
     first, *kept = workers.take_output().splitlines()
     assert (result.outcome, first.endswith("are left out)"), set(kept)) == ("ok", True, {"x" * 99})
-    assert sum(len(line) + 1 for line in kept) <= MOST_OUTPUT_BYTES
+    assert sum(len(line) + 1 for line in kept) <= MAX_OUTPUT_BYTES
 
 
 def test_live_output_comes_while_the_job_runs(workers: Workers, job_of: RunEntry) -> None:

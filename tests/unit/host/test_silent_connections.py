@@ -15,7 +15,7 @@ import pytest
 
 from pytest_fa.host import resident
 from pytest_fa.server import resident_process
-from pytest_fa.server.resident_process import MOST_WAITING, _accept_until_idle, _Waiting
+from pytest_fa.server.resident_process import MAX_WAITING, _accept_until_idle, _Waiting
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, path.open("x", encoding="ascii") as lock:
         path.unlink()
         listener.bind(str(path))
-        listener.listen(MOST_WAITING * 4)
+        listener.listen(MAX_WAITING * 4)
         thread = threading.Thread(target=_accept_until_idle, args=(listener, "own", lock.fileno(), path, 60.0))
         thread.start()
         yield path
@@ -45,7 +45,7 @@ def silent(path: Path) -> socket.socket:
 def test_silent_connections_cost_no_time(place: Path) -> None:
     """Beside 129 silent connections, a request is answered at once; before, each of them cost 5 s."""
     with contextlib.ExitStack() as held:
-        for _ in range(2 * MOST_WAITING + 1):
+        for _ in range(2 * MAX_WAITING + 1):
             held.enter_context(silent(place))
         start = time.monotonic()
         assert resident.end_resident(place) == "1"
@@ -55,10 +55,10 @@ def test_silent_connections_cost_no_time(place: Path) -> None:
 def test_only_so_many_wait() -> None:
     """If too many connections are silent, the oldest one is closed; late ones are closed, too."""
     waiting = _Waiting(poll := select.poll())
-    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(MOST_WAITING + 1)]
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(MAX_WAITING + 1)]
     for near, _ in pairs:
         waiting.add(near)
-    assert len(waiting.descriptors) == MOST_WAITING
+    assert len(waiting.descriptors) == MAX_WAITING
     assert pairs[0][0].fileno() == -1
     assert all(near.fileno() >= 0 for near, _ in pairs[1:])
     os.write(pairs[1][1].fileno(), b"end")

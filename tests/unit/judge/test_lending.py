@@ -111,7 +111,7 @@ def test_a_job_gives_up_its_memory(other: Other, lending: OtherProcess, monkeypa
     lending.allocate(GRAIN_BYTES)
     assert (len(other.mapped), len(other.sizes)) == (2, 2)
     lending.end_job()
-    monkeypatch.setattr(lending_module, "MOST_KEPT_BYTES", 0)
+    monkeypatch.setattr(lending_module, "MAX_KEPT_BYTES", 0)
     lending.end_job()
     assert other.mapped == []
 

@@ -98,7 +98,7 @@ def test_memory_is_limited_and_the_oldest_result_goes_first(computed: list[Input
 def test_large_inputs_are_not_hashed(computed: list[Inputs], monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs above the limit, which take longer to hash than truth takes on a fast GPU, are computed each time."""
     store, inputs = TruthStore(), inputs_of()
-    monkeypatch.setattr(truth_store, "MOST_INPUT_BYTES", sum(tensor.nbytes for tensor in inputs[:3]) - 1)
+    monkeypatch.setattr(truth_store, "MAX_INPUT_BYTES", sum(tensor.nbytes for tensor in inputs[:3]) - 1)
     for _ in range(2):
         store.truth_of("attention", inputs, (), POLICY)
     assert [each is inputs for each in computed] == [True, True]

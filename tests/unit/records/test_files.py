@@ -184,7 +184,7 @@ def test_a_line_of_more_than_16_mib_is_not_parsed(tmp_path: Path, monkeypatch: p
 
 def test_a_file_of_bad_lines_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If more lines are bad than any record file would have, reading stops and the file is refused."""
-    monkeypatch.setattr(files, "MOST_BAD_LINES", 3)
+    monkeypatch.setattr(files, "MAX_BAD_LINES", 3)
     path = written(tmp_path / "x.jsonl", to_json(FIRST), *[b"x"] * 3)
     assert len(read_record_file(path).bad_lines) == 3
     file = read_record_file(written(path, to_json(FIRST), *[b"x"] * 4))

@@ -265,7 +265,7 @@ def test_saving_does_not_replace_what_is_no_file(tmp_path: Path) -> None:
 
 def test_saving_stops_at_a_file_of_bad_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that holds something else than records is reported, and it does not change."""
-    monkeypatch.setattr("pytest_fa.records.files.MOST_BAD_LINES", 2)
+    monkeypatch.setattr("pytest_fa.records.files.MAX_BAD_LINES", 2)
     path = saved_path(tmp_path, record())
     path.parent.mkdir()
     path.write_bytes(b"a\nb\nc\n")

@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 
 from pytest_fa.records.sampling import (
     FEWEST_SAMPLES,
-    MOST_SAMPLES,
+    MAX_SAMPLES,
     SETTLING_LIMIT,
     T_QUANTILES,
     precision,
@@ -96,7 +96,7 @@ def test_scattered_samples_are_limited_by_number() -> None:
     """Of samples that scatter by 20 %, 40 are taken, and the result has the precision that was reached."""
     samples = itertools.cycle((9.0, 11.0))
     result = sample_until_precise("m", lambda: next(samples), 1, now=lambda: 0.0)
-    assert len(result.samples_us) == MOST_SAMPLES
+    assert len(result.samples_us) == MAX_SAMPLES
     assert result.precision == pytest.approx(0.0324, abs=1e-3)
 
 

@@ -22,7 +22,7 @@ from pytest_fa.records.log import save_records
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Environment, MachineIdentity, Record, to_json
 from pytest_fa.records.timing import Agreement
-from pytest_fa.session.baseline_choice import MOST_LOGS, RECENT_SECONDS, LeftOut, left_out_baselines, left_out_lines
+from pytest_fa.session.baseline_choice import MAX_LOGS, RECENT_SECONDS, LeftOut, left_out_baselines, left_out_lines
 from tests.factories import SHAPE, options, record, speed, variant
 
 MEASURED_AT = "2026-02-01T12:00:00+00:00"
@@ -102,7 +102,7 @@ def test_old_files_are_not_read(run: Options) -> None:
     """Only the newest record files are read."""
     write_log(run, "20250101T000000Z-1.jsonl", timed("sdpa_math", 5.0, measured_at="2027-01-01T00:00:00+00:00"))
     assert [variant for variant, _, _ in left_out(run)] == ["sdpa_cudnn", "sdpa_efficient", "sdpa_flash"]
-    for day in range(MOST_LOGS):
+    for day in range(MAX_LOGS):
         write_log(run, f"202601{day + 1:02}T000000Z-1.jsonl")
     assert left_out(run) == SLOW
 

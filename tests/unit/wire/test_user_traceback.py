@@ -10,7 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 
 import pytest_fa
 from pytest_fa.errors import FaError, WrongResult
-from pytest_fa.wire.user_traceback import MOST_TRACEBACK_CHARACTERS, explanation_of, is_wrong_call, message_of
+from pytest_fa.wire.user_traceback import MAX_TRACEBACK_CHARACTERS, explanation_of, is_wrong_call, message_of
 
 
 def raised_by(folder: Path, source: str) -> Exception:
@@ -85,7 +85,7 @@ def test_the_cause_of_an_error_of_this_package(tmp_path: Path, snapshot: Snapsho
 def test_a_long_text_is_cut(tmp_path: Path) -> None:
     """An exception with a text of 1 MB becomes a text of a few thousand characters with its begin and its end."""
     text = explanation_of(raised_by(tmp_path, "raise ValueError('begin' + 'x' * 10**6 + 'end')\n"))
-    assert len(text) < MOST_TRACEBACK_CHARACTERS + 11_000
+    assert len(text) < MAX_TRACEBACK_CHARACTERS + 11_000
     assert ("characters left out)" in text, text.endswith("end")) == (True, True)
 
 
