@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_fa.attention.mistake import Mistake, Positions
-from pytest_fa.attention.part import CallInputs, Part
+from pytest_fa.attention.part import CallInputs, Part, Shape
 from pytest_fa.attention.token import Choice
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ class EvenBias(Part):
     supports = "bias"
     claims = (0.0, 2.0)
     words = {"bias": ("bias", "score_bias")}  # noqa: RUF012  # as `Part` declares it
+
+    def flops(self, case: Shape) -> int:
+        """One addition for every second key."""
+        return case.batch * case.heads * case.seq_q * -(-case.seq_k // 2) if case.value_of("bias") else 0
 
     def scores(self, inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
         """The scores with the bias."""
