@@ -104,6 +104,8 @@ class Part:
     tokens: ClassVar[tuple[Token, ...]] = ()  # what it writes into an id, in this order
     rows: ClassVar[tuple[tuple[str, str], ...]] = ()  # the same for the documentation: text and meaning
 
+    shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # what it adds to suites, by their names: ids without a seed
+
     def impossible(self, case: Shape) -> str | None:  # noqa: ARG002
         """Why a case is not possible because of this part, or None."""
         return None

@@ -20,6 +20,7 @@ class EvenBias(Part):
     summary = "a number is added to the scores of the keys 0, 2, 4, ..."
     tokens = (Choice("bias", (("bias2", 2.0),), 0.0),)
     rows = (("`-bias2`", "2 is added to the scores of every second key"),)
+    shapes = {"edge": ("b1h2s65d64-fp16-causal-bias2",)}  # noqa: RUF012  # as `Part` declares it
     supports = "bias"
     claims = (0.0, 2.0)
     words = {"bias": ("bias", "score_bias")}  # noqa: RUF012  # as `Part` declares it

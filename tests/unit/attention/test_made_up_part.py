@@ -339,6 +339,8 @@ def test_a_run_of_pytest_judges_it(new_project: NewProject, tmp_path: Path) -> N
     paths = (tmp_path, Path(__file__).parent, Path(pytest_fa.__file__).parents[1])
     env = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTEST_FA_SERVER": str(tmp_path / "none.sock")}
     assert "-bias2]" in "".join(line.strip() for line in project.run("--help", env=env).outlines)
+    collected = project.suite("--fa-variant=right", "--fa-suite=edge", "--collect-only", "-q", env=env)
+    assert "test_correct[right-b1h2s65d64-fp16-causal-bias2-seed0]" in collected.ids
     run = project.suite("--fa-variant=right,ignores,old", f"--fa-case={CASE}", "-k", "test_correct", "-rs", env=env)
     outcomes = {record.variant: (record.outcome, record.case and record.case.id) for record in project.records}
     assert run.ret == 1
