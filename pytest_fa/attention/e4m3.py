@@ -17,6 +17,24 @@ TOKENS = (
     Choice("data", tuple((kind, kind) for kind in SPECIAL), "normal"),
 )
 
+# Those of the suite `history`, heads with special data, an output in bf16, and many keys.
+SHAPES = (
+    "b1h2s64d64-e4m3",
+    "b1h4s128d64-e4m3",
+    "b1h8s512d64-e4m3",
+    "b2h2s64d64-e4m3",
+    "b1h8s512d64-e4m3-out_bf16",
+    "b1h8s512d64-e4m3-zero_head",
+    "b1h8s512d64-e4m3-outlier",
+    "b1h8s512d64-e4m3-tiny",
+    "b2h4s77d64-e4m3-causal-kv2-outlier",
+    "b2h4s113d64-e4m3-causal-bshd-zero_head",
+    "b1h4s1023d64-e4m3-causal-out_bf16-tiny",
+    "b1h2s1023d128-e4m3",
+    "b1h1s2048d64-e4m3-sk4096",
+    "b1h1s256d64-e4m3-sk16384",
+)
+
 
 class Quantised(Part):
     """The value of an element is its e4m3 number times the descale of its head."""
@@ -30,6 +48,7 @@ class Quantised(Part):
             "for [e4m3](fp8.md#cases): an output in bf16; heads with special data",
         ),
     )
+    shapes = {"fp8": SHAPES}
     words = {f"{name}_descale": (f"{name}_descale", f"descale_{name}") for name in "qkv"}
 
     def impossible(self, case: Shape) -> str | None:

@@ -17,6 +17,8 @@ that changes nothing, so a part consists of what it is about.  This one adds a n
             if inputs.word("bias"):
                 yield Mistake("the bias is not added", score=lambda scores, _: scores)
 
+A part that changes the result must have `supports`: without it, each kernel is taken to know the part.
+
 The order of the computation is fixed: scale, then `scores` of each part in the order of `PARTS`, then `hidden`, then
 the softmax.  A case has at most one part that hides keys by their position (`visible_pairs`).
 
@@ -101,6 +103,8 @@ class Part:
 
     tokens: ClassVar[tuple[Token, ...]] = ()  # what it writes into an id, in this order
     rows: ClassVar[tuple[tuple[str, str], ...]] = ()  # the same for the documentation: text and meaning
+
+    shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # what it adds to suites, by their names: ids without a seed
 
     def impossible(self, case: Shape) -> str | None:  # noqa: ARG002
         """Why a case is not possible because of this part, or None."""
@@ -195,7 +199,7 @@ class Part:
     def arguments(self, case: Shape) -> Mapping[str, Any]:
         """The words of a call, each with its value, besides tensors; without those of a plain case."""
         fields = {token.field: case.value_of(token.field) for token in self.tokens if token.field in self.words}
-        return {word: value for word, value in fields.items() if value != self.claims[0]}
+        return {word: value for word, value in fields.items() if value != self.plain_argument(word)}
 
     def plain_argument(self, word: str) -> Any:  # noqa: ARG002  # of the word's type
         """The value of a word in a call that does not have it."""

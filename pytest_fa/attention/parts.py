@@ -41,6 +41,11 @@ def grammar() -> str:
     return f"b<B>h<H>s<S>d<D>-<dtype>{''.join(token.grammar for token in tokens())}-seed<N>"
 
 
+def shapes_of(suite: str) -> tuple[str, ...]:
+    """The shapes that the parts add to a suite."""
+    return tuple(shape for part in PARTS for shape in part.shapes.get(suite, ()))
+
+
 def claimed_parts() -> list[Part]:
     """The parts that a manifest claims, in the order in which claims are combined."""
     return sorted((part for part in PARTS if part.supports), key=lambda part: part.claim_order)

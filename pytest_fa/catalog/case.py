@@ -26,7 +26,8 @@ GRAMMAR = parts.grammar()
 Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 
 
-class Case(msgspec.Struct, frozen=True, order=True):
+@functools.total_ordering
+class Case(msgspec.Struct, frozen=True):
     """One attention forward problem, or the computation of its scores only.
 
     q and out have the shape [batch, heads, seq_q, head_dim], k and v [batch, kv_heads, seq_k, head_dim].  `layout` is
@@ -57,6 +58,15 @@ class Case(msgspec.Struct, frozen=True, order=True):
 
     def __str__(self) -> str:
         return self.id
+
+    def __lt__(self, other: Case) -> bool:
+        """Compare by all fields in their order."""
+        return self._values < other._values
+
+    @property
+    def _values(self) -> tuple[Any, ...]:
+        *values, modifiers = msgspec.structs.astuple(self)
+        return (*values, modifiers or ())
 
     @property
     def shape_id(self) -> str:
@@ -224,7 +234,9 @@ def _modifiers(texts: list[str]) -> tuple[str, ...] | msgspec.UnsetType:
 @functools.lru_cache(maxsize=4096)  # a table of records asks for each id many times
 def _shape_id(case: Case) -> str:
     size = f"b{case.batch}h{case.heads}s{case.seq_q}d{case.head_dim}-{case.dtype}"
-    return size + "".join(f"-{text}" for text in map(case.text_of, parts.tokens()) if text)
+    texts = [text for text in map(case.text_of, parts.tokens()) if text]
+    unknown = [text for text in case.modifiers or () if text not in texts]  # of a part that this process lacks
+    return size + "".join(f"-{text}" for text in (*texts, *unknown))
 
 
 def _impossible(case: Case) -> str | None:

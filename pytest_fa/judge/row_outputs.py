@@ -61,6 +61,7 @@ def explain_rows(part: Part, rows: torch.Tensor, truth: RowTruth, inputs: Inputs
     """The first mistake that gives this output, [batch, heads, seq_q] float32; else in which rows it is wrong."""
     if bool((unwritten := is_poison(rows)).any()):
         return f"the {part.output_title} of {int(unwritten.sum())} of {rows.numel()} rows is not written"
+    inputs = inputs.exact()
     count = min(rows_per_block(inputs), rows.shape[2])
     last = slice(rows.shape[2] - count, rows.shape[2])  # the last queries see the most keys
     written, exact, allowed = (tensor[:, :, last].double() for tensor in (rows, truth.exact, truth.allowed))

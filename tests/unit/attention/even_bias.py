@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_fa.attention.mistake import Mistake, Positions
-from pytest_fa.attention.part import CallInputs, Part
+from pytest_fa.attention.part import CallInputs, Part, Shape
 from pytest_fa.attention.token import Choice
 
 if TYPE_CHECKING:
@@ -20,9 +20,14 @@ class EvenBias(Part):
     summary = "a number is added to the scores of the keys 0, 2, 4, ..."
     tokens = (Choice("bias", (("bias2", 2.0),), 0.0),)
     rows = (("`-bias2`", "2 is added to the scores of every second key"),)
+    shapes = {"edge": ("b1h2s65d64-fp16-causal-bias2",)}  # noqa: RUF012  # as `Part` declares it
     supports = "bias"
     claims = (0.0, 2.0)
     words = {"bias": ("bias", "score_bias")}  # noqa: RUF012  # as `Part` declares it
+
+    def flops(self, case: Shape) -> int:
+        """One addition for every second key."""
+        return case.batch * case.heads * case.seq_q * -(-case.seq_k // 2) if case.value_of("bias") else 0
 
     def scores(self, inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
         """The scores with the bias."""

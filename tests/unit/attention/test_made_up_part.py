@@ -12,6 +12,9 @@ import torch
 
 import pytest_fa
 from pytest_fa.attention import parts
+from pytest_fa.attention.mistake import Positions
+from pytest_fa.attention.part import CallInputs, Part
+from pytest_fa.attention.token import Choice
 from pytest_fa.candidate.adapter import adapted
 from pytest_fa.candidate.signature import signature_problem
 from pytest_fa.catalog.case import Case, parse_case
@@ -106,6 +109,29 @@ def test_other_changes_keep_the_part() -> None:
     assert case.with_fields({"layout": "bshd"}).id == "b1h2s64d64-fp16-bshd-bias2-seed0"
     assert case.with_fields({"bias": 0.0}).id == "b1h2s64d64-fp16-seed0"
     assert parse_case("b1h2s64d64-fp16-seed0").with_fields({"bias": 2.0}) == case
+
+
+def test_its_work_is_counted() -> None:
+    """The operations of the part are added to those of the matrix products; it reads no more bytes."""
+    case, plain = parse_case(CASE), parse_case("b1h2s64d64-fp16-seed0")
+    assert case.flops_per_call - plain.flops_per_call == 2 * 64 * 32
+    assert case.bytes_per_call == plain.bytes_per_call
+
+
+def test_cases_are_ordered() -> None:
+    """A plain case comes before one with the part."""
+    case, plain = parse_case(CASE), parse_case("b1h2s64d64-fp16-seed0")
+    assert sorted([case, plain, case.with_seed(1)]) == [plain, case, case.with_seed(1)]
+
+
+def test_a_process_without_the_part_keeps_its_text() -> None:
+    """The id of a recorded case is the same where the part is not known."""
+    recorded = msgspec.json.encode(parse_case(CASE).with_seed(77))
+    parts.remove(PART)
+    try:
+        assert msgspec.json.decode(recorded, type=Case).id == "b1h2s64d64-fp16-bias2-seed77"
+    finally:
+        parts.add(PART)
 
 
 def test_the_form_of_an_id_lists_it() -> None:
@@ -242,6 +268,54 @@ def test_properties_hold_with_the_part(variant_of: VariantOf, name: str) -> None
     assert (result.outcome, result.message) == ("ok", "")
 
 
+# -- two parts that hide keys -----------------------------------------------------------------------------------------
+
+
+class FirstHidden(Part):
+    """No query sees key 0."""
+
+    name = "first_hidden"
+    summary = "key 0 is hidden"
+    tokens = (Choice("first_hidden", (("nofirst", True),), False),)
+    supports = "first_hidden"
+    claims = (False, True)
+    words = {"first_hidden": ("first_hidden",)}  # noqa: RUF012  # as `Part` declares it
+
+    def hidden(self, inputs: CallInputs, positions: Positions) -> torch.Tensor | None:
+        """Key 0."""
+        return (positions.keys == 0) | positions.nothing_hidden if inputs.word("first_hidden") else None
+
+
+HIDES_FIRST = (
+    PYTHON_SOURCE.replace("out=None)", "out=None, first_hidden=False)")
+    .replace("    result", '    if first_hidden:\n        scores[..., 0] = float("-inf")\n    result', 1)
+    .replace("torch.softmax(scores, -1)", "torch.softmax(scores, -1).nan_to_num()")
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        (HIDES_FIRST, ""),
+        (HIDES_FIRST.replace('"top_left"', '"bottom_right"'), "the mask is none where it should be top left"),
+        (HIDES_FIRST.replace("if first_hidden", "if False"), "not diagnosed"),
+    ],
+    ids=["right", "without the causal mask", "without the other"],
+)
+def test_masks_of_two_parts_add_up(variant_of: VariantOf, source: str, cause: str) -> None:
+    """A key is hidden if one part hides it, and a mistake in the mask of one leaves that of the other as it is."""
+    part = FirstHidden()
+    parts.add(part)
+    try:
+        variant = variant_of(source, "{device: [cpu], causal: [none, top_left], first_hidden: true}")
+        result = judged(variant, "b1h2s64d64-fp16-causal-nofirst-seed0")
+    finally:
+        parts.remove(part)
+    assert result.outcome == ("wrong" if cause else "ok")
+    if cause != "not diagnosed":
+        assert (result.diagnosis.cause if result.diagnosis else "").startswith(cause)
+
+
 # -- what users see ---------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +339,8 @@ def test_a_run_of_pytest_judges_it(new_project: NewProject, tmp_path: Path) -> N
     paths = (tmp_path, Path(__file__).parent, Path(pytest_fa.__file__).parents[1])
     env = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTEST_FA_SERVER": str(tmp_path / "none.sock")}
     assert "-bias2]" in "".join(line.strip() for line in project.run("--help", env=env).outlines)
+    collected = project.suite("--fa-variant=right", "--fa-suite=edge", "--collect-only", "-q", env=env)
+    assert "test_correct[right-b1h2s65d64-fp16-causal-bias2-seed0]" in collected.ids
     run = project.suite("--fa-variant=right,ignores,old", f"--fa-case={CASE}", "-k", "test_correct", "-rs", env=env)
     outcomes = {record.variant: (record.outcome, record.case and record.case.id) for record in project.records}
     assert run.ret == 1

@@ -212,3 +212,11 @@ def test_declared_roundings(rounds: tuple[Rounding, ...], policy: str, case: str
         lse = row_max[..., 0] + torch.exp(scores - row_max).to(torch.float8_e4m3fn).float().sum(-1).log()
     assert check_lse(lse, make_lse_truth(inputs, rounds, policy))[0].holds
     assert not check_lse(lse, make_lse_truth(inputs))[0].holds
+
+
+def test_a_mistake_in_e4m3_is_named() -> None:
+    """In e4m3, a mistake is recognised by the values that the numbers and their descales stand for."""
+    inputs = make_inputs(parse_case(E4M3_CASES[0]), CPU)
+    row_max = scores_of(inputs.exact()).amax(-1)
+    cause = explain_lse(row_max, make_lse_truth(inputs, policy="fp8"), inputs)
+    assert cause == "the log-sum-exp is only the row max: log(l) is missing"
