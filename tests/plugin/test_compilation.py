@@ -38,6 +38,7 @@ def test_a_compilation_is_reported_beside_the_check(project: Project) -> None:
 def test_a_tests_duration_is_without_the_compilation(compile_seconds: float, seconds: float) -> None:
     """The duration of a report, which `--durations` and JUnit show, is that of the check."""
     report = SimpleNamespace(duration=5.0)
-    item = SimpleNamespace(user_properties=[], config=SimpleNamespace(getoption=lambda *_, **__: None), callspec=None)
+    hook = SimpleNamespace(pytest_fa_properties=lambda **_: [], pytest_fa_extras=lambda **_: [])
+    item = SimpleNamespace(user_properties=[], config=SimpleNamespace(hook=hook), callspec=None)
     items.attach(report, cast("pytest.Item", item), record(compile_seconds=compile_seconds), cast("Plan", None))
     assert report.duration == seconds

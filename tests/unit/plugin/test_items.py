@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -9,12 +10,14 @@ import pytest
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.plan import Plan
+from pytest_fa.options.command_line import SUITE_FOLDER
 from pytest_fa.plugin import items
 from pytest_fa.plugin.items import has_timings
 from pytest_fa.session.baseline_choice import LeftOut
 from tests.factories import SHAPE, record, speed, variant
 
 SUITE = "pytest_fa.suite.test_attention"
+PATHS = {SUITE: SUITE_FOLDER / "test_attention.py", "test_own": Path("test_own.py")}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +31,7 @@ SUITE = "pytest_fa.suite.test_attention"
 )
 def test_the_profiler_is_prepared_for_tests_that_time(name: str, module: str, *, expected: bool) -> None:
     """Timings follow if a `test_speed` or a `test_gate` of the suite is selected; a gate's pilot times variants."""
-    item = SimpleNamespace(name=name, module=SimpleNamespace(__name__=module))
+    item = SimpleNamespace(name=name, path=PATHS[module])
     assert has_timings([cast("pytest.Item", item)]) is expected
 
 
@@ -43,7 +46,7 @@ class OneTest:
     def __init__(self, name: str, module: str) -> None:
         params = {"fa_variant": BACKENDS.get(name, CANDIDATE), "fa_case": CASE}
         self.names = (name, module)
-        self.module, self.callspec = SimpleNamespace(__name__=module), SimpleNamespace(params=params)
+        self.path, self.callspec = PATHS[module], SimpleNamespace(params=params)
 
 
 def test_a_recent_time_replaces_no_test_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from pytest_fa.records.timing import Clocks, Speed
 from pytest_fa.session.baseline_choice import LeftOut
 from tests.factories import OK, SHAPE, SMALL_SHAPE, options, record, speed
 
-CONFIG: Any = SimpleNamespace(get_verbosity=lambda: 0, stash=pytest.Stash())
+HOOK = SimpleNamespace(pytest_fa_finish=lambda **_: [])  # no feature is used
+CONFIG: Any = SimpleNamespace(get_verbosity=lambda: 0, stash=pytest.Stash(), hook=HOOK)
 
 
 def at_clock(device_us: float, sm_mhz: int) -> Speed:
