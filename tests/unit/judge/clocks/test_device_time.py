@@ -247,7 +247,7 @@ def test_more_samples_follow_while_the_clocks_differ(
     """Samples that a busy machine delays are outnumbered by others.  If all are delayed, the difference stays."""
     connection = Clocked(100.0, inside_us=100.0)
     connection.late_runs, connection.late_us = late, 1_000.0
-    monkeypatch.setattr(device_time_module, "MAX_SECONDS", 60.0)  # on a busy machine, the real clock would end it
+    monkeypatch.setattr("pytest_fa.records.sampling.MAX_SECONDS", 60.0)  # the clock of a busy machine would end it
     timing, outside, *_ = _graph_slope(simulated(monkeypatch, connection), 100.0, lambda: False)
     assert outside is not None
     assert len(timing.samples_us) == samples
