@@ -193,8 +193,8 @@ test_without_torch() {
   unset PYTHONDONTWRITEBYTECODE
   step "tests without torch, $("$PYTHON" --version)"
   "$PYTHON" -m pytest -c tests/pytest.ini -m "not needs_nvcc and not alone" -q -n 2 \
-    tests/unit/{build,catalog,records,table} tests/features/{bundle,compare,gate,github,html,sanitize} tests/tools \
-    tests/unit/test_options.py tests/repo/test_layers.py
+    tests/unit/{build,catalog,records,table} tests/unit/test_options.py tests/tools tests/repo/test_layers.py \
+    tests/features/{bundle,compare,export,gate,github,html,ncu,sanitize,shards}
 }
 
 has() {

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -277,7 +278,12 @@ def inner_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def resident_server() -> str:
-    """The socket of the resident server of this test session, which all processes of pytest-xdist share."""
+    """The socket of the resident server of this test session, which all processes of pytest-xdist share.
+
+    The server imports torch.  Where there is none, tests of projects are skipped.
+    """
+    if find_spec("torch") is None:
+        pytest.skip("this environment has no torch")
     place = os.environ["FA_TEST_SERVER"]
     program = [sys.executable, "-m", "pytest_fa", "serve", "--idle-minutes", "5"]
     silent = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ me, server = os.getpid(), os.getppid()
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    """One server for the tests of a module.  Each test must keep it usable."""
+    """One server for the tests of a module.  Each test must keep it usable.  Without torch, they are skipped."""
+    if find_spec("torch") is None:
+        pytest.skip("this environment has no torch")
     with Workers() as started:
         started.start()
         yield started

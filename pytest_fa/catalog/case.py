@@ -36,7 +36,7 @@ class Case(msgspec.Struct, frozen=True):
     is scale * q k^T, dense, of shape [batch, heads, seq_q, seq_k]; v is passed but not read.
 
     With the dtype `e4m3`, q, k and v are quantised, with a factor for each head, and the output has the dtype
-    `fp8_out`.  `data` says what is special in some of the heads (`run.quantised`).
+    `fp8_out`.  `data` says what is special in some of the heads (`gpu.quantised`).
 
     `modifiers` are the texts in the id of those parts of attention that have no field here (`value_of` reads them).
     """

@@ -1,4 +1,8 @@
-"""Compiles the source of a variant for the CPU, with the emulator in place of the GPU's instructions, and calls it."""
+"""Compiles the source of a variant for the CPU, with the emulator in place of the GPU's instructions, and calls it.
+
+Threads, copies and wgmmas run in a random order, so that a missing barrier gives a deadlock or a wrong result.  The
+emulator has no weak memory, so it does not show that a fence is missing, and it has no registers and no time.
+"""
 
 from __future__ import annotations
 

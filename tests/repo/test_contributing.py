@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.projects import ONE_CASE, Project
 from tests.repo.test_layers import LAYERS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -45,6 +47,23 @@ def test_every_place_exists() -> None:
     places = [name for _, place in rows for name in names_in(place) if "/" in name and "<" not in name]
     roots = (REPOSITORY / "pytest_fa", REPOSITORY)
     assert [place for place in places if not any((root / place).exists() for root in roots)] == []
+
+
+def test_the_example_is_a_complete_feature(project: Project, tmp_path: Path) -> None:
+    """The feature of the page, with its name in the list, has an option that prints its line below the table."""
+    package = tmp_path / "pytest_fa"
+    shutil.copytree(REPOSITORY / "pytest_fa", package, ignore=shutil.ignore_patterns("__pycache__"))
+    files = dict(re.findall(r"```python\n# pytest_fa/(features/count/\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
+    assert list(files) == ["features/count/plugin.py", "features/count/hooks.py"]
+    for name, text in {"features/count/__init__.py": "", **files}.items():
+        (package / name).parent.mkdir(exist_ok=True)
+        (package / name).write_text(text, encoding="utf-8")
+    listed = package / "feature.py"
+    listed.write_text(listed.read_text(encoding="utf-8").replace('    "api",\n', '    "api",\n    "count",\n'), "utf-8")
+    project.python_variant("mine")
+    environment = {"PYTHONPATH": str(tmp_path), "PYTEST_FA_SERVER": "off"}
+    run = project.suite("--fa-count", "--fa-variant=mine", ONE_CASE, "--benchmark-disable", env=environment)
+    assert (run.ret, f"records: {len(project.records)}" in run.outlines) == (0, True)
 
 
 # -- forms for issues -------------------------------------------------------------------------------------------------

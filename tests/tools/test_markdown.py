@@ -15,20 +15,21 @@ from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.timing import Agreement, Clocks
 from pytest_fa.records.tool_results import CountedKernel, NsightReport
 from tests.factories import OK, RECORD, SHAPE, SMALL_SHAPE, check, record, speed
-from tools.docs.blocks import TableProblem
+from tools.docs.block import TableProblem
 from tools.docs.markdown import main, rewrite
 from tools.docs.pipes import Loop, Pipes, write_pipes
 
 SAVED = Path(__file__).parents[2] / "profiles" / "nvidia-h200"
-HEAD = f"<!-- fa-table profiles=profiles/cpu case={SHAPE} variants=slow,fast,empty against=fast -->"
-TEXT = f"Before.\n\n{HEAD}\nold\n<!-- /fa-table -->\n\nAfter.\n"
+COLUMNS = "columns=variant,checks,device_us,call_us,tflops,ratios,registers,spills"
+HEAD = f"<!-- fa-variants profiles=profiles/cpu cases={SHAPE} variants=slow,fast,empty against=fast {COLUMNS} -->"
+TEXT = f"Before.\n\n{HEAD}\nold\n<!-- /fa-variants -->\n\nAfter.\n"
 TABLE = """\
 | variant | checks passed | device_us | call_us | TFLOP/s | x fast | regs | spill B |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 | `slow` | 2/2 | 20.00 | 30.00 | 26.84 | 2.000 | - | - |
 | `fast` | 1/1 | 10.00 | 20.00 | 53.69 | 1.000 | - | - |
 | `empty` | not checked | 1.00 | 5.00 | - | - | - | - |"""
-EXPECTED = f"Before.\n\n{HEAD}\n\n{TABLE}\n\n<!-- /fa-table -->\n\nAfter.\n"
+EXPECTED = f"Before.\n\n{HEAD}\n\n{TABLE}\n\n<!-- /fa-variants -->\n\nAfter.\n"
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_a_table_is_made_from_records(root: Path) -> None:
     assert rewrite(TEXT, root) == EXPECTED
 
 
-MARGINS = "<!-- fa-margins profiles=profiles/cpu variants=slow,fast -->\n<!-- /fa-margins -->\n"
+MARGINS = "<!-- fa-findings of=margins profiles=profiles/cpu variants=slow,fast -->\n<!-- /fa-findings -->\n"
 
 
 def test_margins_are_the_worst_of_all_checks(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
@@ -87,9 +88,9 @@ def test_the_command_rewrites_and_checks(root: Path, capsys: pytest.CaptureFixtu
     [
         ("slow,fast,empty", "slow,gone", f"no record of gone at {SHAPE} in profiles/cpu"),
         ("against=fast", "againts=fast", "Object contains unknown field `againts`"),
-        ("case=", "cases=", "unknown field `cases`"),
-        ("against=fast", "against", "fa-table profiles"),
-        ("fa-table", "fa-tables", "1 tables are opened, 0 of them are closed"),
+        ("cases=", "case=", "unknown field `case`"),
+        ("against=fast", "against", "profiles=profiles/cpu cases="),
+        ("fa-variants", "fa-speeds", "1 tables are opened, 0 of them are closed"),
     ],
 )
 def test_a_comment_that_is_wrong_is_named(root: Path, old: str, new: str, message: str) -> None:
@@ -117,17 +118,17 @@ def test_bottlenecks_quote_the_decisive_counters(tmp_path: Path, snapshot: Snaps
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "one.jsonl").write_bytes(to_json(record) + b"\n")
     assert record.case is not None
-    words = f"profiles=profiles case={record.case.shape_id} variants=one,two"
-    made = rewrite(f"<!-- fa-bottlenecks {words} -->\n<!-- /fa-bottlenecks -->\n", tmp_path)
+    words = f"of=bottlenecks profiles=profiles cases={record.case.shape_id} variants=one,two"
+    made = rewrite(f"<!-- fa-findings {words} -->\n<!-- /fa-findings -->\n", tmp_path)
     assert snapshot == made.splitlines()[4:7]
 
 
 def test_a_variant_without_ablations_has_no_phases(tmp_path: Path) -> None:
     """A table of phases for a variant without ablations is an error, not an empty table."""
     (tmp_path / "kernels").mkdir()
-    words = "profiles=profiles kernels=kernels of=one cases=b1h8s512d64-fp16"
+    words = "profiles=profiles kernels=kernels ablations_of=one cases=b1h8s512d64-fp16 columns=saved_us"
     with pytest.raises(TableProblem, match="one has no ablations in kernels"):
-        rewrite(f"<!-- fa-phases {words} -->\n<!-- /fa-phases -->\n", tmp_path)
+        rewrite(f"<!-- fa-variants {words} -->\n<!-- /fa-variants -->\n", tmp_path)
 
 
 @pytest.mark.parametrize("words", ["--check", ""])
@@ -145,7 +146,7 @@ def test_a_line_that_is_no_record_is_refused(root: Path, capsys: pytest.CaptureF
 def test_noise_that_cannot_be_read_is_refused(root: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
     """A noise.json that cannot be read is refused with a sentence; it does not count as missing."""
     (root / "profiles" / "cpu" / "noise.json").write_text(content, encoding="utf-8")
-    (root / "page.md").write_text("<!-- fa-noise profiles=profiles/cpu -->\n<!-- /fa-noise -->\n", encoding="utf-8")
+    (root / "page.md").write_text("<!-- fa-file profiles/cpu/noise.json -->\n<!-- /fa-file -->\n", encoding="utf-8")
     assert main(["page.md"]) == 2
     (sentence,) = capsys.readouterr().err.splitlines()
     assert sentence.startswith(f"page.md: {root}/profiles/cpu/noise.json cannot be read: ")
@@ -153,7 +154,8 @@ def test_noise_that_cannot_be_read_is_refused(root: Path, capsys: pytest.Capture
 
 DECODE_SHAPE = "b8h32s1d128-fp16-kv8-sk4096"  # 134 MB, 40 us at 3359 GB/s
 BANDWIDTH = (
-    "<!-- fa-bandwidth profiles=profiles/cpu cases={} variant=mine against=other,none -->\n<!-- /fa-bandwidth -->\n"
+    "<!-- fa-shapes profiles=profiles/cpu cases={} variants=mine,other,none "
+    "columns=copy_us,cold_and_hot,gigabytes,copy_share,to_fastest -->\n<!-- /fa-shapes -->\n"
 )
 
 
@@ -171,7 +173,7 @@ def timed_decode(tmp_path: Path) -> Path:
 
 def test_bandwidth_is_compared_with_a_copy(timed_decode: Path) -> None:
     """Each shape has the time of its bytes, cold and hot times, GB/s, the share of a copy, and the best ratio."""
-    last = rewrite(BANDWIDTH.format(f"{DECODE_SHAPE},{SHAPE}"), timed_decode).splitlines()[-3]
+    last = rewrite(BANDWIDTH.format(f"{SHAPE},{DECODE_SHAPE}"), timed_decode).splitlines()[-3]
     expected = ["31.6", "-", "40.00", "55.00", "50.00", "-", "-", "3359", "79", "0.800"]
     assert [f"`{DECODE_SHAPE}`", *expected] == [cell.strip() for cell in last.strip("|").split("|")]
 
@@ -209,7 +211,7 @@ def test_bandwidth_needs_ceilings_and_records(timed_decode: Path, snapshot: Snap
 
 def test_loops_of_products_and_softmax_have_rates_and_clocks(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     """Each loop has its time, the rate that it measures, clock and power; without a file the table is refused."""
-    words = "<!-- fa-pipes profiles=profiles/nvidia-h200 -->\n<!-- /fa-pipes -->\n"
+    words = "<!-- fa-file profiles/nvidia-h200/pipes.json -->\n<!-- /fa-file -->\n"
     with pytest.raises(TableProblem, match=r"there is no pipes\.json in profiles/nvidia-h200; .* writes one"):
         rewrite(words, tmp_path)
     environment = msgspec.structs.replace(record().environment, gpu="NVIDIA H200")
@@ -226,7 +228,7 @@ def test_an_unconfirmed_time_is_marked_and_has_no_ratio(tmp_path: Path) -> None:
         times = {"mine": speed(40.0), "other": other}
         saved = [record(variant, case=f"{SHAPE}-seed0", kind="speed", speed=each) for variant, each in times.items()]
         save_records(saved, tmp_path / name)
-        words = f"profiles={name}/cpu cases={SHAPE} variants=mine,other against=other"
+        words = f"profiles={name}/cpu cases={SHAPE} variants=mine,other against=other columns=rates,ratios"
         row = rewrite(f"<!-- fa-shapes {words} -->\n<!-- /fa-shapes -->\n", tmp_path).splitlines()[-3]
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         assert cells[2:] == [
@@ -236,12 +238,13 @@ def test_an_unconfirmed_time_is_marked_and_has_no_ratio(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [("against=three", "against is 'three'"), ("against=one kernel=three", "kernel is 'three'")],
-)
-def test_shapes_are_compared_with_one_of_their_variants(tmp_path: Path, words: str, problem: str) -> None:
-    """If `against` or `kernel` of fa-shapes is not one of its variants, the message names the variants."""
-    words = f"profiles=cpu cases=b1h8s512d64-fp16 variants=one,two {words}"
-    with pytest.raises(TableProblem, match=rf"fa-shapes: {problem} \(allowed: one of variants, one, two\)"):
-        rewrite(f"<!-- fa-shapes {words} -->\n<!-- /fa-shapes -->\n", tmp_path)
+def test_an_unknown_kind_is_named(tmp_path: Path) -> None:
+    """For a kind, a list or a file that does not exist, the message says which ones do."""
+    for kind, words, message in (
+        ("speeds", "all", "fa-<kind>, is 'speeds' (allowed: variants, shapes, findings, screen, file, list)"),
+        ("list", "all", "the list of fa-list is 'all' (allowed: options, tokens, claims, exploits, twins)"),
+        ("file", "profiles/cpu/all.json", "the file of fa-file is 'all.json' (allowed: noise.json, pipes.json)"),
+    ):
+        with pytest.raises(TableProblem) as raised:
+            rewrite(f"<!-- fa-{kind} {words} -->\n<!-- /fa-{kind} -->\n", tmp_path)
+        assert message in str(raised.value)

@@ -5,53 +5,25 @@
 
 A table is between two comments.  The first comment says what the table shows:
 
-    <!-- fa-table profiles=profiles/nvidia-h200 case=b1h8s512d64-fp16 variants=minimal,ws_p2 against=sdpa_cudnn -->
-    <!-- /fa-table -->
+    <!-- fa-variants profiles=profiles/nvidia-h200 cases=b1h8s512d64-fp16 variants=ws_p2 columns=variant,checks -->
+    <!-- /fa-variants -->
 
-    <!-- fa-margins profiles=profiles/nvidia-h200 variants=minimal,ws_p2 -->
-    <!-- /fa-margins -->
-
-    <!-- fa-clocks profiles=profiles/nvidia-h200 cases=b1h8s512d64-fp16 variants=ws_p2,sdpa_cudnn -->
-    <!-- /fa-clocks -->
-
-    <!-- fa-noise profiles=profiles/nvidia-h200 -->
-    <!-- /fa-noise -->
-
-    <!-- fa-bottlenecks profiles=profiles/nvidia-h200 case=b1h8s512d64-fp16 variants=ws_p2,sdpa_flash -->
-    <!-- /fa-bottlenecks -->
-
-    <!-- fa-ladder profiles=profiles/nvidia-h200 kernels=kernels cases=b1h8s512d64-fp16 against=sdpa_flash -->
-    <!-- /fa-ladder -->
-
-    <!-- fa-expectations profiles=profiles/nvidia-h200 kernels=kernels cases=b1h8s512d64-fp16 -->
-    <!-- /fa-expectations -->
-
-    <!-- fa-shapes profiles=profiles/nvidia-h200 cases=b1h8s4096d64-fp16 variants=ws_p2,sdpa_cudnn against=ws_p2 -->
+    <!-- fa-shapes profiles=profiles/nvidia-h200 cases=b1h8s4096d64-fp16 variants=ws_p2,sdpa_cudnn columns=rates -->
     <!-- /fa-shapes -->
 
-    <!-- fa-phases profiles=profiles/nvidia-h200 kernels=kernels of=cluster_latency cases=b1h8s512d64-fp16 -->
-    <!-- /fa-phases -->
-
-    <!-- fa-bandwidth profiles=profiles/nvidia-h200 cases=b1h8s1d64-fp16-sk4096 variant=mine against=sdpa_cudnn -->
-    <!-- /fa-bandwidth -->
-
-    <!-- fa-pipes profiles=profiles/nvidia-h200 -->
-    <!-- /fa-pipes -->
+    <!-- fa-findings of=margins profiles=profiles/nvidia-h200 variants=minimal,ws_p2 -->
+    <!-- /fa-findings -->
 
     <!-- fa-screen profiles=profiles/nvidia-h200 cases=b1h8s512d64-fp16 variants=ws_p2,sdpa_cudnn width=120 -->
     <!-- /fa-screen -->
 
-    <!-- fa-options all -->
-    <!-- /fa-options -->
+    <!-- fa-file profiles/nvidia-h200/noise.json -->
+    <!-- /fa-file -->
 
-    <!-- fa-parts ids -->
-    <!-- /fa-parts -->
+    <!-- fa-list options -->
+    <!-- /fa-list -->
 
-    <!-- fa-exploits all -->
-    <!-- /fa-exploits -->
-
-    <!-- fa-twins all -->
-    <!-- /fa-twins -->
+Each kind is a module, whose `Spec` names the words of its comment.
 """
 
 from __future__ import annotations
@@ -61,7 +33,17 @@ import sys
 from pathlib import Path
 
 from pytest_fa.errors import FaError
-from tools.docs.blocks import MAKERS, TableProblem
+from tools.docs import file_block, findings_block, list_block, screen_block, shapes_block, variants_block
+from tools.docs.block import TableProblem, one_of
+
+KINDS = {
+    "variants": variants_block.block,
+    "shapes": shapes_block.block,
+    "findings": findings_block.block,
+    "screen": screen_block.block,
+    "file": file_block.block,
+    "list": list_block.block,
+}
 
 BLOCK = re.compile(
     r"(<!-- fa-(?P<kind>[a-z]+) (?P<words>[^\n]*?) -->\n)(?:(?!<!-- fa-).)*?(<!-- /fa-(?P=kind) -->)", re.DOTALL
@@ -81,9 +63,7 @@ def rewrite(text: str, root: Path) -> str:
 
 
 def _table_of(kind: str, words: str, root: Path) -> str:
-    if kind not in MAKERS:
-        raise TableProblem(f"fa-{kind}: there is no such table (allowed: fa-{', fa-'.join(MAKERS)})")
-    return MAKERS[kind](words, root)
+    return one_of(kind, KINDS, "the kind of a table, fa-<kind>,")(words, root)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,7 +1,7 @@
 """The self-test's wrong kernels: the check that must detect each one, and the cases it is tried on.
 
 `only` marks a fault that no other check detects, which proves that its check is needed.  The wrong kernels are variants
-with `role: wrong` in `pytest_fa/selftest/`.  Twins are correct kernels that are written alike; no check may reject
+with `role: wrong` in folders beside this module.  Twins are correct kernels that are written alike; no check may reject
 them.
 """
 

@@ -29,7 +29,7 @@ from pytest_fa.wire.jobs import CaseJob, CaseResult
 from tests.factories import MANIFEST, PYTHON_SOURCE, WriteVariant
 from tests.projects import NewProject
 from tests.unit.attention.even_bias import PART
-from tools.docs.blocks import MAKERS
+from tools.docs import list_block
 
 CASE = "b1h2s64d64-fp16-bias2-seed0"
 MASKED = "b1h2s64d64-fp16-causal-bias2-seed0"
@@ -321,7 +321,7 @@ def test_masks_of_two_parts_add_up(variant_of: VariantOf, source: str, cause: st
 
 def test_the_tables_of_the_documentation_have_it() -> None:
     """The tables of ids and of claims have a row for the part."""
-    ids, claims = (MAKERS["parts"](words, Path()) for words in ("ids", "claims"))
+    ids, claims = (list_block.block(words, Path()) for words in ("tokens", "claims"))
     assert "| `-bias2` | 2 is added to the scores of every second key |" in ids
     assert f"| {PART.summary} | `bias`: `0.0`, `2.0` | `bias` | - |" in claims
 

@@ -47,16 +47,16 @@ from pytest_fa.table.failure import failure_text
 from pytest_fa.table.layout import table_lines
 from pytest_fa.table.rows import headline, make_groups, notes
 from pytest_fa.table.static_code import static_text
-from tests.factories import RECORD, fuzz_settings, variant
+from tests.factories import RECORD, fuzz_settings
 from tests.fuzz import any_json, as_json, changed_bytes, changed_json
-from tools.docs import pictures
-from tools.docs.blocks import MAKERS
-from tools.docs.ladder import Rung, _row
+from tools.docs import findings_block, pictures, shapes_block, variants_block
 
 # A warning about the size of an example is no failure.
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
 
 REPOSITORY = Path(__file__).parents[3]
+VARIANT_COLUMNS = "variant,checks,device_us,call_us,tflops,ratios,mma,registers,spills,smem"
+SHAPE_COLUMNS = "rates,ratios,kernel,sm_mhz,cold_and_hot,gigabytes,to_fastest"
 
 
 @cache
@@ -109,12 +109,14 @@ def use(folder: Path, records: list[Record]) -> None:
     """Make everything from the records of `folder`/x.jsonl that reports, bundles and a run make from saved records."""
     shapes = {record.case.shape_id for record in records if record.case}
     for shape in shapes:
-        for kind in ("table", "bottlenecks"):
-            assert_refusable(partial(MAKERS[kind], f"profiles=. case={shape} variants=x", folder))
-        at_shape = tuple(record for record in records if record.case and record.case.shape_id == shape)
-        _row(Rung(variant("x"), None, (at_shape,)), [1.0, None])
-    assert_refusable(lambda: MAKERS["clocks"](f"profiles=. cases={','.join(shapes)} variants=x", folder))
-    assert_refusable(lambda: MAKERS["margins"]("profiles=. variants=x", folder))
+        at_shape = f"profiles=. cases={shape} variants=x"
+        assert_refusable(partial(variants_block.block, f"{at_shape} columns={VARIANT_COLUMNS} against=x", folder))
+        assert_refusable(partial(shapes_block.block, f"{at_shape} columns={SHAPE_COLUMNS} against=x", folder))
+        assert_refusable(partial(findings_block.block, f"of=bottlenecks {at_shape}", folder))
+    if shapes:
+        clocks = f"of=clocks profiles=. cases={','.join(shapes)} variants=x"
+        assert_refusable(lambda: findings_block.block(clocks, folder))
+    assert_refusable(lambda: findings_block.block("of=margins profiles=. variants=x", folder))
     assert_refusable(lambda: pictures.read_timed(folder))
     html_report(records, PageFacts("fuzz", folder.parent))
     choices().choices(records)

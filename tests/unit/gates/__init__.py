@@ -1,1 +1,0 @@
-"""Tests of the gate on data with a known true ratio."""

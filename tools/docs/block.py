@@ -1,0 +1,95 @@
+"""What every kind of block is made with: the words of its comment, its records, and the lines of a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from pytest_fa.errors import FaError
+from pytest_fa.records.agreement import is_unconfirmed
+from pytest_fa.records.log import read_records
+from pytest_fa.records.record import Record
+
+NOTHING = "-"
+AnySpec = TypeVar("AnySpec", bound=msgspec.Struct)
+AnyValue = TypeVar("AnyValue")
+AtShape = tuple[Record, ...]  # of one variant: its records of `test_correct` and `test_speed` at one shape
+
+
+class TableProblem(FaError):
+    """A table whose comment cannot be read, or whose records do not exist."""
+
+
+def read_words(words: str, of: type[AnySpec]) -> AnySpec:
+    """`key=value key=value` as the type of a kind.  Raises `TableProblem` for an unknown key or a missing value."""
+    try:
+        return msgspec.convert(dict(word.split("=", 1) for word in words.split()), of)
+    except (ValueError, msgspec.ValidationError) as problem:
+        raise TableProblem(f"{words}: {problem}") from None
+
+
+def one_of(name: str, allowed: dict[str, AnyValue], what: str) -> AnyValue:
+    """The value of a name.  Raises `TableProblem`, which lists the names that are allowed."""
+    if name not in allowed:
+        raise TableProblem(f"{what} is {name!r} (allowed: {', '.join(allowed)})")
+    return allowed[name]
+
+
+def names_in(text: str) -> list[str]:
+    """The names of a list with commas; none for an empty text."""
+    return [name for name in text.split(",") if name]
+
+
+def some_names_in(text: str, key: str) -> list[str]:
+    """The names of a list with commas.  Raises `TableProblem` if there are none."""
+    names = names_in(text)
+    if not names:
+        raise TableProblem(f"{key} names nothing")
+    return names
+
+
+def records_of(root: Path, profiles: str, variant: str) -> list[Record]:
+    """The saved records of a variant.  Raises `TableProblem` if there are none."""
+    records = read_records(root / profiles / f"{variant}.jsonl")
+    if not records:
+        raise TableProblem(f"no record of {variant} in {profiles}")
+    return records
+
+
+def records_at(profiles: Path, variant: str, shapes: list[str]) -> list[AtShape]:
+    """The records of a variant at each shape; none of a shape that was not measured."""
+    records = [each for each in read_records(profiles / f"{variant}.jsonl") if each.kind in ("correct", "speed")]
+    return [tuple(each for each in records if each.case and each.case.shape_id == shape) for shape in shapes]
+
+
+def device_us(records: AtShape) -> float | None:
+    """The time of a variant at one shape."""
+    return next((each.speed.device.median_us for each in records if each.speed), None)
+
+
+def is_contradicted(records: AtShape) -> bool:
+    """Whether no other clock confirms the time of a variant at one shape."""
+    return any(is_unconfirmed(record.speed) for record in records if record.speed)
+
+
+def marked_us(records: AtShape) -> str:
+    """The time of a variant at one shape, with a `!` if no other clock confirms it."""
+    return figure(device_us(records)) + ("!" if is_contradicted(records) else "")
+
+
+def ratio(us: float | None, other_us: float | None) -> str:
+    """A time divided by another one; a dash if one of them is missing."""
+    return figure(us / other_us if us and other_us else None, 3)
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    """A number as a cell; a dash without one."""
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def table(rows: list[list[str]], align: str = "---:") -> str:
+    """The Markdown of a table whose first row has the heads."""
+    rule = ["---", *[align] * (len(rows[0]) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (rows[0], rule, *rows[1:]))

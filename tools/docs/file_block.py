@@ -1,0 +1,49 @@
+"""`fa-file`: what a JSON file of a records folder says, such as `profiles/nvidia-h200/noise.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pytest_fa.features.gate.noise import read_noise
+from pytest_fa.features.gate.noise_table import noise_rows
+from tools.docs.block import NOTHING, TableProblem, one_of, table
+from tools.docs.pipes import Loop, Pipes, read_pipes
+
+
+def block(words: str, root: Path) -> str:
+    """The table of a file.  Raises `TableProblem` if it is not there, `UnreadableRecords` if it cannot be read."""
+    path = Path(words)
+    return one_of(path.name, FILES, "the file of fa-file")(root, path.parent)
+
+
+def _noise(root: Path, folder: Path) -> str:
+    """How far the means of fresh processes vary: one row for each pair."""
+    noise = read_noise(root / folder.parent, folder.name)
+    if noise is None:
+        raise TableProblem(f"there is no noise.json in {folder}; `python -m pytest_fa noise` makes one")
+    heads = ["shape", "pair", "mean log-ratio, %", "SD of blocks, %", "SD of processes, %"]
+    rows = [[*heads, "simulated gates", "with PASS or FAIL"]]
+    for row in noise_rows(noise):
+        figures = (f"{100 * value:.3f}" for value in (row.ratio_mean, row.block_sd, row.process_sd))
+        counts = (str(row.groups), str(row.decided))
+        rows.append([f"`{row.shape_id}`", f"{row.candidate} / {row.baseline}", *figures, *counts])
+    return table(rows)
+
+
+def _pipes(root: Path, folder: Path) -> str:
+    """How far matrix products and softmax overlap: one row for each loop."""
+    pipes = read_pipes(root / folder.parent, folder.name)
+    if pipes is None:
+        raise TableProblem(f"there is no pipes.json in {folder}; tests/device/test_pipes.py writes one")
+    heads = ["loop", "us", "TFLOP/s", "maxima per clock", "SM MHz", "W"]
+    return table([heads, *(_pipes_row(pipes, name, loop) for name, loop in pipes.loops.items())])
+
+
+def _pipes_row(pipes: Pipes, name: str, loop: Loop) -> list[str]:
+    clocks = [f"{loop.clocks.sm_mhz}", f"{loop.clocks.power_watts:.0f}"] if loop.clocks else [NOTHING, NOTHING]
+    rates = [f"{of[name]:.0f}" if name in of else NOTHING for of in (pipes.tflops, pipes.per_clock)]
+    return [name, f"{loop.median_us:.1f}", *rates, *clocks]
+
+
+FILES: dict[str, Callable[[Path, Path], str]] = {"noise.json": _noise, "pipes.json": _pipes}

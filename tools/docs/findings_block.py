@@ -1,0 +1,103 @@
+"""`fa-findings`: what the records of each variant say about its errors, its clocks or its bottleneck."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from pytest_fa.features.html.margins import worst_margins
+from pytest_fa.features.ncu.bottleneck import bottleneck_of
+from pytest_fa.records.log import read_records
+from pytest_fa.records.timing import Speed
+from pytest_fa.records.tool_results import CountedKernel
+from pytest_fa.table.tool_lines import short_name
+from tools.docs.block import NOTHING, figure, names_in, one_of, read_words, records_of, some_names_in, table
+
+
+class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The words of the comment; lists have commas.  `margins` are over all cases, the others need `cases`."""
+
+    of: str
+    profiles: str
+    variants: str
+    cases: str = ""
+
+
+def block(words: str, root: Path) -> str:
+    """The table that the words of a comment describe.  Raises `TableProblem` for words or records that do not exist."""
+    spec = read_words(words, Spec)
+    return one_of(spec.of, FINDINGS, "of")(spec, root)
+
+
+def _margins(spec: Spec, root: Path) -> str:
+    """One row for each variant and dtype: the number of checks, the largest used fractions, and the worst shape."""
+    rows: list[list[str]] = []
+    names: list[str] = []
+    for variant in names_in(spec.variants):
+        judged = [record for record in records_of(root, spec.profiles, variant) if record.check and record.case]
+        for dtype in sorted({record.case.dtype for record in judged if record.case}, reverse=True):
+            of_dtype = [record for record in judged if record.case and record.case.dtype == dtype]
+            margins = {margin.bound: margin for margin in worst_margins(of_dtype)}
+            names += [name for name in margins if name not in names]
+            cells = [f"{margins[name].used:.2f}" if name in margins else NOTHING for name in names]
+            shape = max(margins.values(), key=lambda margin: margin.used).shape_id if margins else NOTHING
+            rows.append([f"`{variant}`", dtype, str(len(of_dtype)), *cells, f"`{shape}`"])
+    return table([["variant", "dtype", "checks", *names, "worst at"], *rows])
+
+
+CLOCK_HEADS = ("device_us", "+- %", "cold_us", "call_us", "overhead_us", "profiler_us", "clock offset, us", "confirmed")
+
+
+def _clocks(spec: Spec, root: Path) -> str:
+    """All times, and whether the profiler confirms them: one row for each shape and variant."""
+    rows = [["shape", "variant", *CLOCK_HEADS]]
+    saved = {variant: records_of(root, spec.profiles, variant) for variant in names_in(spec.variants)}
+    for shape in some_names_in(spec.cases, "cases"):
+        for variant, records in saved.items():
+            speeds = (each.speed for each in records if each.case and each.case.shape_id == shape and each.speed)
+            rows += [[f"`{shape}`", f"`{variant}`", *_clock_cells(speed)] for speed in list(speeds)[:1]]
+    return table(rows)
+
+
+def _clock_cells(speed: Speed) -> list[str]:
+    profiler, precision = speed.profiler, speed.device.precision
+    return [
+        figure(speed.device.median_us),
+        figure(100 * precision if precision is not None else None),
+        figure(speed.cold.median_us if speed.cold else None),
+        figure(speed.call.median_us),
+        figure(speed.launch_overhead_us),
+        figure(profiler.profiler_us if profiler else None),
+        f"{profiler.clock_offset_us:+.2f}" if profiler else NOTHING,
+        {True: "yes", False: "NO", None: NOTHING}[speed.agreement.valid if speed.agreement else None],
+    ]
+
+
+def _bottlenecks(spec: Spec, root: Path) -> str:
+    """What bounds each kernel; a variant without a profile has one row that says so."""
+    rows, shapes = [["variant", "kernel", "bottleneck", "decided by"]], some_names_in(spec.cases, "cases")
+    for variant in names_in(spec.variants):
+        path = root / spec.profiles / f"{variant}.jsonl"
+        records = [each for each in read_records(path) if each.kind == "profile"]
+        reports = [each.nsight for each in records if each.nsight and each.case and each.case.shape_id in shapes]
+        report = next((each for each in reports if each.preset == "verdict"), reports[0] if reports else None)
+        kernels = [_bottleneck_cells(kernel) for kernel in report.kernels] if report else []
+        rows += [[f"`{variant}`", *cells] for cells in (kernels if report else [[NOTHING, "not measured", NOTHING]])]
+    return table(rows, "---")
+
+
+def _bottleneck_cells(kernel: CountedKernel) -> list[str]:
+    name, bottleneck = short_name(kernel.name), bottleneck_of(kernel)
+    if bottleneck is None:
+        return [f"`{name}`", "a counter is missing", NOTHING]
+    decided = ", ".join(f"`{counter}` {value:g}" for counter, value in bottleneck.decided_by.items())
+    return [f"`{name}`", bottleneck.sentence, decided]
+
+
+FINDINGS: dict[str, Callable[[Spec, Path], str]] = {
+    "margins": _margins,
+    "clocks": _clocks,
+    "bottlenecks": _bottlenecks,
+}

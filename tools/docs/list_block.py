@@ -1,0 +1,55 @@
+"""`fa-list`: what the code declares, such as the options, the parts of attention or the exploits of the self-test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pytest_fa.attention import parts
+from pytest_fa.attention.part import Part, shown
+from pytest_fa.features.selftest.exploit_lines import exploit_rows, twin_rows
+from pytest_fa.options.flags import all_options
+from tools.docs.block import NOTHING, one_of, table
+
+
+def block(words: str, _root: Path) -> str:
+    """The table of a list.  Raises `TableProblem` if there is no such list."""
+    return table(one_of(words, LISTS, "the list of fa-list")(), "---")
+
+
+def _options() -> list[list[str]]:
+    """One row for each option: its form on the command line, and its help text."""
+    rows = [["option", "meaning"]]
+    for option in all_options():
+        form = (f"{option.flag}={option.metavar}" if option.metavar else option.flag).replace("|", "\\|")
+        meaning = option.help[0].upper() + option.help[1:]
+        default = f" Default: `{option.ini_default}`." if option.ini_default else ""
+        rows.append([f"`{form}`", f"{meaning}.{default}"])
+    return rows
+
+
+def _tokens() -> list[list[str]]:
+    """What the parts of attention write into the id of a case."""
+    return [["part", "meaning"], *([text, meaning] for part in parts.PARTS for text, meaning in part.rows)]
+
+
+def _claims() -> list[list[str]]:
+    """What a manifest says of the parts of attention."""
+    heads = ["part", "`supports`", "words of `entry.call`", "`returns`"]
+    return [heads, *(_claim_cells(part) for part in parts.PARTS if part.supports or part.words or part.output)]
+
+
+def _claim_cells(part: Part) -> list[str]:
+    values = ", ".join(f"`{shown(claim)}`" for claim in part.claims)
+    claims = f"`{part.supports}`: {values}" if part.supports else NOTHING
+    words = ", ".join(f"`{word}`" for word in (*part.words, *part.output_names)) or NOTHING
+    return [part.summary, claims, words, f"`{part.output}`" if part.output else NOTHING]
+
+
+LISTS: dict[str, Callable[[], list[list[str]]]] = {
+    "options": _options,
+    "tokens": _tokens,
+    "claims": _claims,
+    "exploits": exploit_rows,
+    "twins": twin_rows,
+}
