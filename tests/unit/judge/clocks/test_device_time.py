@@ -210,7 +210,11 @@ class Clocked:
 
 
 def simulated(monkeypatch: pytest.MonkeyPatch, connection: Clocked) -> FreshData:
-    """Fresh data for a simulated candidate, whose times are those of the judge's clock."""
+    """Fresh data for a simulated candidate, whose times are those of the judge's clock.
+
+    That these tests lose their processor on a busy machine repeats no run.
+    """
+    monkeypatch.setattr("pytest_fa.judge.clocks.gaps.MAX_LOST", 0)
     monkeypatch.setattr(candidate_module, "time", connection)
     monkeypatch.setattr(fresh_data_module, "time", connection)
     monkeypatch.setattr(candidate_module, "LocalConnection", Clocked)  # it lends tensors of this process
