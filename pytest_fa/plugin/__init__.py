@@ -12,7 +12,7 @@ from pytest_fa.plugin.fixtures import (
     fa_inputs,
     fa_module,
     fa_property,
-    fa_run,
+    fa_run_of_test,
     fa_truth,
     fa_variant,
 )
@@ -45,7 +45,7 @@ __all__ = [
     "fa_inputs",
     "fa_module",
     "fa_property",
-    "fa_run",
+    "fa_run_of_test",
     "fa_truth",
     "fa_variant",
     "pytest_addhooks",

@@ -7,8 +7,12 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
 import pytest
 
+from pytest_fa.errors import LockProblem
+from pytest_fa.host.client import WorkerError
+from pytest_fa.host.job_output import RECORD_CHARACTERS
 from pytest_fa.options.command_line import SUITE_FOLDER
 from pytest_fa.plugin.other_plugins import other_plugins
 from pytest_fa.plugin.own_process import protect_process
@@ -22,6 +26,11 @@ from pytest_fa.plugin.state import (
     session_of,
 )
 from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.text import printable, printable_struct
+from pytest_fa.session.machine_problem import machine_problem, start_problem
+from pytest_fa.session.refusals import AlreadyReported, CannotRun, ChangedMeanwhile, NotJudged, Refused
+from pytest_fa.session.rerun import own_rerun_command
+from pytest_fa.table.failure import failure_text
 
 if TYPE_CHECKING:
     from pytest_fa.catalog.case import Case
@@ -46,19 +55,19 @@ class FaRun:
 
     def build(self, variant: Variant | BrokenVariant) -> Record:
         """Check the variant's build.  Fails with the compiler's messages, or with the limits that are exceeded."""
-        return self.finish(lambda: self.first_reports.build(self.node.nodeid, variant))
+        return self.finish(functools.partial(self.first_reports.build, self.node.nodeid, variant))
 
     def correct(self, variant: Variant, case: Case) -> Record:
         """Run the variant on the case and judge its output.  Fails with every bound."""
-        return self.finish(lambda: self.first_reports.run(self.node.nodeid, variant, case, "correct"))
+        return self.finish(functools.partial(self.first_reports.run, self.node.nodeid, variant, case, "correct"))
 
     def property(self, variant: Variant, name: str) -> Record:
         """Check one property of the variant.  Fails with the part that does not hold."""
-        return self.finish(lambda: self.first_reports.check_property(self.node.nodeid, variant, name))
+        return self.finish(functools.partial(self.first_reports.check_property, self.node.nodeid, variant, name))
 
     def speed(self, variant: Variant, case: Case) -> Record:
         """Run the variant on the case, judge its output, time it, and judge the outputs of the timed calls."""
-        return self.finish(lambda: self.first_reports.run(self.node.nodeid, variant, case, "speed"))
+        return self.finish(functools.partial(self.first_reports.run, self.node.nodeid, variant, case, "speed"))
 
     def __getattr__(self, name: str) -> Callable[..., Record]:
         """A method that a feature adds."""
@@ -73,10 +82,6 @@ class FaRun:
 
     def _with_own_command(self, record: Record) -> Record:
         """The record; for a user's own test, with a rerun command that names this test and not one of the suite."""
-        import msgspec  # noqa: PLC0415  # only a run with items needs these
-
-        from pytest_fa.session.rerun import own_rerun_command  # noqa: PLC0415
-
         if self.node.path.parent.resolve() == SUITE_FOLDER.resolve():
             return record
         path = os.path.relpath(self.node.path, self.node.config.invocation_params.dir)
@@ -86,36 +91,14 @@ class FaRun:
 
     def _with_plugins(self, record: Record) -> Record:
         """The record with the names of the plugins that could have changed this run."""
-        import msgspec  # noqa: PLC0415  # only a run with items needs it
-
         return msgspec.structs.replace(record, other_plugins=other_plugins(self.node.config))
 
     def finish(self, work: Callable[[], Record], *, skips_unmeasured: bool = True) -> Record:
-        """Do the work, and keep its record for the report.  Fails or skips the test by the record's outcome.
-
-        Without `skips_unmeasured`, a record without a measurement fails the test.
-        """
-        from pytest_fa.table.failure import failure_text  # noqa: PLC0415  # only a run with items needs it
-
-        record = self._record(work)
-        if record.outcome == Outcome.NOT_MEASURED and skips_unmeasured:
-            pytest.skip(record.message)
-        if record.outcome != Outcome.OK:
-            details = [line for lines in self.node.config.hook.pytest_fa_details(record=record) for line in lines]
-            pytest.fail(failure_text(record, details), pytrace=False)
-        return record
-
-    def _record(self, work: Callable[[], Record]) -> Record:
         """Do the work, and keep its record and what the worker printed for the report.
 
-        Skips the test if it cannot run here, or if another test reports its fault.
+        Fails or skips the test by the record's outcome.  Skips it, too, if it cannot run here, or if another test
+        reports its fault.  Without `skips_unmeasured`, a record without a measurement fails the test.
         """
-        from pytest_fa.errors import LockProblem  # noqa: PLC0415  # only a run with items needs these
-        from pytest_fa.host.client import WorkerError  # noqa: PLC0415
-        from pytest_fa.records.text import printable_struct  # noqa: PLC0415
-        from pytest_fa.session.machine_problem import machine_problem, start_problem  # noqa: PLC0415
-        from pytest_fa.session.refusals import AlreadyReported, CannotRun, NotJudged  # noqa: PLC0415
-
         record = obstacle = None  # pytest.fail inside `except` would show both exceptions
         try:
             record = printable_struct(
@@ -133,19 +116,15 @@ class FaRun:
         if record is None:
             self.end_without_verdict(obstacle)
         self.node.stash[RECORD_KEY] = record = with_output(record, output)
+        if record.outcome == Outcome.NOT_MEASURED and skips_unmeasured:
+            pytest.skip(record.message)
+        if record.outcome != Outcome.OK:
+            details = [line for lines in self.node.config.hook.pytest_fa_details(record=record) for line in lines]
+            pytest.fail(failure_text(record, details), pytrace=False)
         return record
 
     def end_without_verdict(self, obstacle: Exception | None) -> NoReturn:
         """Skip the test, or fail it if the obstacle must not be there."""
-        from pytest_fa.errors import LockProblem  # noqa: PLC0415  # only a run with items needs these
-        from pytest_fa.records.text import printable, printable_struct  # noqa: PLC0415
-        from pytest_fa.session.refusals import (  # noqa: PLC0415
-            AlreadyReported,
-            ChangedMeanwhile,
-            NotJudged,
-            Refused,
-        )
-
         reason = printable(str(obstacle))
         self.node.stash[REFUSED_KEY] = isinstance(obstacle, Refused)
         if isinstance(obstacle, AlreadyReported):
@@ -168,10 +147,6 @@ class FaRun:
 
 def with_output(record: Record, output: str) -> Record:
     """The record; if its test failed, with the end of what the worker printed."""
-    import msgspec  # noqa: PLC0415  # only a run with items needs these
-
-    from pytest_fa.host.job_output import RECORD_CHARACTERS  # noqa: PLC0415
-
     if record.outcome == Outcome.OK or not output:
         return record
     return msgspec.structs.replace(record, output=output[-RECORD_CHARACTERS:])
