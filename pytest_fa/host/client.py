@@ -177,6 +177,11 @@ class Workers:
         processes = time.perf_counter() - start - sum(result.seconds.values())
         return msgspec.structs.replace(result, seconds={"processes": max(0.0, processes), **result.seconds})
 
+    @property
+    def output(self) -> str:
+        """What `take_output` would return now."""
+        return self._printed.text
+
     def take_output(self) -> str:
         """Return what variants printed during the jobs since the last call: at most the last 64 KiB, printable."""
         return self._printed.take()

@@ -7,12 +7,10 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-import msgspec
 import pytest
 
 from pytest_fa.errors import LockProblem
 from pytest_fa.host.client import WorkerError
-from pytest_fa.host.job_output import RECORD_CHARACTERS
 from pytest_fa.options.command_line import SUITE_FOLDER
 from pytest_fa.plugin.other_plugins import other_plugins
 from pytest_fa.plugin.own_process import protect_process
@@ -26,10 +24,9 @@ from pytest_fa.plugin.state import (
     session_of,
 )
 from pytest_fa.records.outcome import Outcome
-from pytest_fa.records.text import printable, printable_struct
+from pytest_fa.records.text import printable
 from pytest_fa.session.machine_problem import machine_problem, start_problem
 from pytest_fa.session.refusals import AlreadyReported, CannotRun, ChangedMeanwhile, NotJudged, Refused
-from pytest_fa.session.rerun import own_rerun_command
 from pytest_fa.table.failure import failure_text
 
 if TYPE_CHECKING:
@@ -52,6 +49,7 @@ class FaRun:
         self.first_reports = first_reports_of(node.config)
         self._live = live_output(node.config)
         self.session.runner.show_live(self._live)
+        self.session.asked_by(other_plugins(node.config), own_test_id(node))
 
     def build(self, variant: Variant | BrokenVariant) -> Record:
         """Check the variant's build.  Fails with the compiler's messages, or with the limits that are exceeded."""
@@ -80,19 +78,6 @@ class FaRun:
             )
         return functools.partial(methods[name], self)
 
-    def _with_own_command(self, record: Record) -> Record:
-        """The record; for a user's own test, with a rerun command that names this test and not one of the suite."""
-        if self.node.path.parent.resolve() == SUITE_FOLDER.resolve():
-            return record
-        path = os.path.relpath(self.node.path, self.node.config.invocation_params.dir)
-        test_id = f"{path}::{self.node.nodeid.partition('::')[2]}"
-        command = own_rerun_command(self.session.options, record, test_id)
-        return msgspec.structs.replace(record, rerun_command=command)
-
-    def _with_plugins(self, record: Record) -> Record:
-        """The record with the names of the plugins that could have changed this run."""
-        return msgspec.structs.replace(record, other_plugins=other_plugins(self.node.config))
-
     def finish(self, work: Callable[[], Record], *, skips_unmeasured: bool = True) -> Record:
         """Do the work, and keep its record and what the worker printed for the report.
 
@@ -101,21 +86,19 @@ class FaRun:
         """
         record = obstacle = None  # pytest.fail inside `except` would show both exceptions
         try:
-            record = printable_struct(
-                self._with_plugins(self._with_own_command(work()))
-            )  # a kernel's words may be in it
+            record = work()
         except (AlreadyReported, CannotRun, LockProblem) as problem:
             obstacle = problem
         except WorkerError as problem:
             obstacle = NotJudged(start_problem(str(problem)))
         finally:
-            output = self.take_output()
+            self.take_output()
         options = self.session.options
         if record and (reason := machine_problem(record, (options.artifacts, options.cache, options.rootdir))):
             record, obstacle = None, NotJudged(reason)
         if record is None:
             self.end_without_verdict(obstacle)
-        self.node.stash[RECORD_KEY] = record = with_output(record, output)
+        self.node.stash[RECORD_KEY] = record
         if record.outcome == Outcome.NOT_MEASURED and skips_unmeasured:
             pytest.skip(record.message)
         if record.outcome != Outcome.OK:
@@ -130,23 +113,23 @@ class FaRun:
         if isinstance(obstacle, AlreadyReported):
             self.node.stash[ALREADY_REPORTED_KEY] = True
             if obstacle.record is not None:
-                self.node.stash[RECORD_KEY] = printable_struct(obstacle.record)
+                self.node.stash[RECORD_KEY] = obstacle.record
         elif isinstance(obstacle, LockProblem | ChangedMeanwhile | NotJudged):
             pytest.fail(reason, pytrace=False)
         elif self.session.options.require_gpu and not isinstance(obstacle, Refused):
             pytest.fail(f"{reason} (--fa-require-gpu)", pytrace=False)
         pytest.skip(reason)
 
-    def take_output(self) -> str:
-        """What the workers printed during this test.  It becomes a section of the report unless it was shown live."""
+    def take_output(self) -> None:
+        """Let what the workers printed during this test become a section of the report unless it was shown live."""
         output = self.session.runner.take_output()
         if output and self._live is None:
             self.node.stash[OUTPUT_KEY] = output
-        return output
 
 
-def with_output(record: Record, output: str) -> Record:
-    """The record; if its test failed, with the end of what the worker printed."""
-    if record.outcome == Outcome.OK or not output:
-        return record
-    return msgspec.structs.replace(record, output=output[-RECORD_CHARACTERS:])
+def own_test_id(node: pytest.Item) -> str:
+    """The id of a user's own test, with the path from where pytest was started; empty for one of the shipped suite."""
+    if node.path.parent.resolve() == SUITE_FOLDER.resolve():
+        return ""
+    path = os.path.relpath(node.path, node.config.invocation_params.dir)
+    return f"{path}::{node.nodeid.partition('::')[2]}"

@@ -28,7 +28,7 @@ from pytest_fa.records.costs import Costs
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.files import try_to_read
 from pytest_fa.records.outcome import Outcome
-from pytest_fa.records.record import Ablation, Record, RecordKind, Stage
+from pytest_fa.records.record import Record, RecordKind, Stage
 from pytest_fa.records.timing import ON_CPU, Speed
 from pytest_fa.session.builds import Builds, device_of
 from pytest_fa.session.record_factory import RecordFactory
@@ -124,10 +124,7 @@ class CaseRunner:
                 break
         self._raise_refusal(job, result)
         builds = (build,) if build else ()
-        record = self.records.make(kind, variant, case, result, builds, property_name, stopwatch.costs)
-        if variant.omits and variant.parent:
-            record = msgspec.structs.replace(record, ablation=Ablation(variant.omits, variant.parent))
-        return record
+        return self.records.make(kind, variant, case, result, builds, property_name, stopwatch.costs)
 
     def check_property(self, variant: Variant, name: str) -> Record:
         """Check one property in a worker and return the record of `test_property`.
@@ -175,10 +172,17 @@ class CaseRunner:
         """Pass what workers print to `show` while they run; None stops that."""
         self.workers.show_live = self.profiler_workers.show_live = show
 
-    def take_output(self) -> str:
-        """Return what workers printed since the last call, printable and bounded; the profiler's output comes last."""
-        output, under_profiler = self.workers.take_output(), self.profiler_workers.take_output()
+    def output(self) -> str:
+        """Return what workers printed since `take_output`, printable and bounded; the profiler's output comes last."""
+        output, under_profiler = self.workers.output, self.profiler_workers.output
         return f"{output}(under torch's profiler:)\n{under_profiler}" if under_profiler else output
+
+    def take_output(self) -> str:
+        """Return the output and forget it."""
+        output = self.output()
+        self.workers.take_output()
+        self.profiler_workers.take_output()
+        return output
 
     def end_workers(self) -> None:
         """End the current workers, so that this run holds no memory and no context on the GPU."""
