@@ -113,7 +113,7 @@ class CaseRules:
 
     confirms_times: bool = True  # by the profiler, in a process of its own
     repeats: int | None = None  # of a judged call
-    watchdog_seconds: Callable[[Any, str], float | None] = lambda *_: None  # of a variant and a device
+    watchdog_seconds: Callable[[Any, str], float | None] | None = None  # of a variant and a device
     always_own_work: bool = False  # each variant is judged without torch's attention
     excuses_neighbours: bool = True  # other processes on the GPU excuse a time that its clocks do not confirm
     locks_cpu: bool = True  # a timing on the CPU has the machine to itself

@@ -1,6 +1,6 @@
-"""Linux processes: end them with everything that they started, and notice what they do to their parents.
+"""Linux processes: end them with everything that they started.
 
-A worker runs a stranger's code, which may fork, detach itself, or change the priority of other processes of its user.
+A worker runs a stranger's code, which may fork or detach itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import functools
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -17,8 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-
-import msgspec
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 MARK = "PYTEST_FA_MARK"  # the environment variable by which processes of one run are recognised
@@ -30,9 +27,6 @@ _BECOME = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, int(sys.argv[2]), 0, 0, 0); "
     "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[3], sys.argv[3:])"
 )
-
-_OOM_SCORE = "/proc/{pid}/oom_score_adj"
-_LIMITS = tuple(getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_"))
 
 
 @functools.cache
@@ -176,10 +170,6 @@ def name_of(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").rstrip("\n")
 
 
-def _state_of(pid: int) -> str:
-    return _stat_of(pid)[0]
-
-
 def _stat_of(pid: int) -> tuple[str, str]:
     """Return the state and the parent of a process.  Its name, in parentheses, may contain anything."""
     # This is read for every process of the machine, and takes half of the time of `Path.read_bytes`.
@@ -243,59 +233,3 @@ def kill_all(find: Callable[[], Iterable[int]], seconds: float = END_SECONDS) ->
 
 def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  # names, hundreds of them
-
-
-class Scheduling(msgspec.Struct, frozen=True):
-    """What another process of the same user can change in a process: its CPUs, its priority and its limits."""
-
-    cpus: frozenset[int]
-    nice: int
-    policy: tuple[int, int]  # and its priority
-    limits: tuple[tuple[int, int], ...]
-    oom_score: str
-    is_stopped: bool
-
-    def differences(self, now: Scheduling) -> list[str]:
-        """Return what has changed, in words."""
-        changes = [
-            (f"its CPUs from {sorted(self.cpus)} to {sorted(now.cpus)}", self.cpus != now.cpus),
-            (f"its nice value from {self.nice} to {now.nice}", self.nice != now.nice),
-            ("its scheduling policy", self.policy != now.policy),
-            ("its resource limits", self.limits != now.limits),
-            ("its oom_score_adj", self.oom_score != now.oom_score),
-            ("it was stopped", self.is_stopped != now.is_stopped),
-        ]
-        return [text for text, has_changed in changes if has_changed]
-
-
-def read_scheduling(pid: int) -> Scheduling | None:
-    """Return the scheduling of a process, or None if it has ended."""
-    try:
-        return Scheduling(
-            cpus=frozenset(os.sched_getaffinity(pid)),
-            nice=os.getpriority(os.PRIO_PROCESS, pid),
-            policy=(os.sched_getscheduler(pid), os.sched_getparam(pid).sched_priority),
-            limits=tuple(resource.prlimit(pid, limit) for limit in _LIMITS),
-            oom_score=Path(_OOM_SCORE.format(pid=pid)).read_text(encoding="ascii").strip(),
-            is_stopped=_state_of(pid) in "Tt",
-        )
-    except (OSError, ValueError):
-        return None
-
-
-def restore_scheduling(pid: int, before: Scheduling) -> None:
-    """Set the scheduling of a process to what it was, as far as this user may."""
-    policy, priority = before.policy
-    restoring: tuple[Callable[[], object], ...] = (
-        lambda: os.kill(pid, signal.SIGCONT),
-        lambda: os.sched_setaffinity(pid, before.cpus),
-        lambda: os.sched_setscheduler(pid, policy, os.sched_param(priority)),
-        lambda: os.setpriority(os.PRIO_PROCESS, pid, before.nice),
-        lambda: Path(_OOM_SCORE.format(pid=pid)).write_text(before.oom_score, encoding="ascii"),
-    )
-    for restore in restoring:
-        with contextlib.suppress(OSError):
-            restore()
-    for limit, value in zip(_LIMITS, before.limits, strict=True):
-        with contextlib.suppress(OSError, ValueError):
-            resource.prlimit(pid, limit, value)

@@ -7,8 +7,10 @@ Every message has a deadline and a largest size, and an answer that is none ends
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
@@ -26,14 +28,13 @@ from pytest_fa.host.answers import (
 from pytest_fa.host.fork_server import (
     START_SECONDS,
     ForkServer,
-    GuardedProcess,
     ProcessRole,
     Worker,
     WorkerError,
     live_servers,
-    unchanged_processes,
 )
 from pytest_fa.host.job_output import JobOutput, Live, OutputTail
+from pytest_fa.host.scheduling import GuardedProcess, unchanged_processes
 from pytest_fa.host.stop_signal import Abandoned, StopSignal, is_answered, require_unset
 from pytest_fa.processes import memory_bytes, resident_bytes
 from pytest_fa.records.outcome import Outcome
@@ -142,30 +143,22 @@ class Workers:
         Raises `WorkerError` if no process can be started.
         """
         self._belong_to(job.variant)
-        if not self.unprotected:
-            result = self._run_apart(job)
-            if not result.lacks_sharing or self._has_judged:  # once a variant has run, it could have caused this
-                self._has_judged = True
-                return result
+        roles = () if self.unprotected else ROLES[job.without_attention]
+        try:
+            result = self._run_in_worker(job, CaseResult, roles)
+        except LostWorker as lost:
+            result = result_without_worker(job, lost)
+        finally:
+            self._end_candidates(1)  # one without torch's attention is for one job
+        if not roles:  # judge and variant were one process
+            return msgspec.structs.replace(result, unprotected=self.unprotected)
+        if result.lacks_sharing and not self._has_judged:  # once a variant has run, it could have caused this
             self.unprotected = result.message
             self.end_worker()
             self._end_judge()
-        together = self._result_of(job, ())  # judge and variant in one process
-        return msgspec.structs.replace(together, unprotected=self.unprotected)
-
-    def _run_apart(self, job: CaseJob) -> CaseResult:
-        """Run a job with the variant in a process of its own."""
-        try:
-            return self._result_of(job, ROLES[job.without_attention])
-        finally:
-            self._end_candidates(1)  # one without torch's attention is for one job
-
-    def _result_of(self, job: CaseJob, roles: tuple[ProcessRole, ...]) -> CaseResult:
-        """Run a job; the result says so if its process is lost."""
-        try:
-            return self._run_in_worker(job, CaseResult, roles)
-        except LostWorker as lost:
-            return result_without_worker(job, lost)
+            return self.run(job)
+        self._has_judged = True
+        return result
 
     def run_paired(self, job: PairedJob) -> PairedResult:
         """Run one process of paired timing, with new candidates that are ended after it."""
@@ -183,6 +176,11 @@ class Workers:
             self.end_worker()
         processes = time.perf_counter() - start - sum(result.seconds.values())
         return msgspec.structs.replace(result, seconds={"processes": max(0.0, processes), **result.seconds})
+
+    @property
+    def output(self) -> str:
+        """What `take_output` would return now."""
+        return self._printed.text
 
     def take_output(self) -> str:
         """Return what variants printed during the jobs since the last call: at most the last 64 KiB, printable."""
@@ -242,10 +240,11 @@ class Workers:
         server, worker = self._processes(roles)
         if server.log_bytes > MAX_LOG_BYTES // 2:
             server.forget_log()
-        output = JobOutput(server.log, self.show_live)
+        output, last = JobOutput(server.log, self.show_live), [Progress(job.wanted_stages[0], START_SECONDS)]
         try:
-            with unchanged_processes(self._guarded(worker, roles)) as changes:
-                result = self._exchange(job, kind, server, worker, output)
+            with unchanged_processes(self._guarded(worker, roles)) as changes, self._ended_if_lost(last):
+                worker.channel.send(encode(job))
+                result = self._receive(job, kind, server, worker, output, last)
         except Abandoned:
             self.end_worker()  # the judge notices it, and ends the job
             if self._judge is not None and not is_answered(worker.channel, LET_GO_SECONDS):
@@ -285,35 +284,36 @@ class Workers:
         progress = Progress(stage or job.wanted_stages[0], job.watchdog_seconds)
         return msgspec.structs.replace(result, message=self._describe_ending(outcome, "", progress))
 
-    def _exchange(  # what one job needs
+    def _receive(  # what one job needs
         self,
         job: Job,
         kind: type[AnyResult],
         server: ForkServer,
         worker: Worker,
         output: JobOutput,
-        *,
-        is_sent: bool = False,
+        last: list[Progress],
     ) -> AnyResult:
-        """Send the job unless it was sent before, and receive progress messages until the result."""
-        last_progress = Progress(job.wanted_stages[0], job.watchdog_seconds if is_sent else START_SECONDS)
+        """Receive progress messages until the result; `last` holds the last one.  Raises `TimeoutError`."""
         job_deadline = time.monotonic() + MAX_JOB_SECONDS
+        while self._wait(server, worker, output, min(time.monotonic() + last[0].seconds, job_deadline)):
+            answer = printable_struct(decode_answer(worker.channel.receive()))
+            if isinstance(answer, kind):
+                return msgspec.structs.replace(answer, **shortened(answer))
+            last[0] = checked_progress(answer, job)
+        raise TimeoutError
+
+    @contextlib.contextmanager
+    def _ended_if_lost(self, last: list[Progress]) -> Iterator[None]:
+        """End all processes of a job, and raise `LostWorker`, if one of them ends, is silent or answers nonsense."""
         try:
-            if not is_sent:
-                worker.channel.send(encode(job))
-            while self._wait(server, worker, output, min(time.monotonic() + last_progress.seconds, job_deadline)):
-                answer = printable_struct(decode_answer(worker.channel.receive()))
-                if isinstance(answer, kind):
-                    return msgspec.structs.replace(answer, **shortened(answer))
-                last_progress = checked_progress(answer, job)
+            yield
         except (EOFError, ConnectionError):
-            raise self._lost(Outcome.CRASHED, "", last_progress) from None
+            raise self._lost(Outcome.CRASHED, "", last[0]) from None
         except TimeoutError:
-            raise self._lost(Outcome.HUNG, "", last_progress) from None
+            raise self._lost(Outcome.HUNG, "", last[0]) from None
         except (Garbage, ValueError, RecursionError, msgspec.MsgspecError) as problem:
             text = f"the worker process sent an answer that cannot be read ({problem})"
-            raise self._lost(Outcome.FAILED, text, last_progress) from None
-        raise self._lost(Outcome.HUNG, "", last_progress)
+            raise self._lost(Outcome.FAILED, text, last[0]) from None
 
     def _wait(self, server: ForkServer, worker: Worker, output: JobOutput, deadline: float) -> bool:
         """Wait for a message.  Returns False at the deadline; raises `EOFError` if the process has ended."""

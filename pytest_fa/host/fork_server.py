@@ -14,11 +14,8 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Literal, NamedTuple
-
-import msgspec
+from typing import IO, Literal
 
 from pytest_fa.build.keys import PACKAGE
 from pytest_fa.build.unchanged import changed_package_file
@@ -28,8 +25,6 @@ from pytest_fa.processes import (
     MARK,
     kill_all,
     marked_with,
-    read_scheduling,
-    restore_scheduling,
     wait_for_child,
 )
 from pytest_fa.records.text import printable
@@ -298,41 +293,3 @@ def child_environment(cache: Path | None = None) -> dict[str, str]:
         "PYTHONPATH": f"{package_parent}{os.pathsep}{path}" if path else package_parent,
         **({"PYTEST_FA_CACHE": str(cache)} if cache else {}),
     }
-
-
-class GuardedProcess(NamedTuple):
-    """A process that a job must leave as it is: how a message calls it, and whether it is another arm of a pair."""
-
-    name: str
-    is_arm: bool = False
-
-
-class Change(NamedTuple):
-    """How a job changed a process."""
-
-    process: GuardedProcess
-    text: str
-
-    def __str__(self) -> str:
-        """The change as a clause."""
-        return f"while the variant ran, {self.process.name} changed: {self.text}"
-
-
-@contextlib.contextmanager
-def unchanged_processes(guarded: Mapping[int, GuardedProcess]) -> Iterator[list[Change]]:
-    """Restore the CPUs, priority and limits of processes if a job has changed them, and list the changes.
-
-    The oom_score_adj of an arm does not count: it raises its own when it starts, which may be later than this.
-    """
-    before = {pid: read_scheduling(pid) for pid in guarded}
-    changes: list[Change] = []
-    try:
-        yield changes
-    finally:
-        for pid, scheduling in before.items():
-            now = read_scheduling(pid)
-            if now is not None and scheduling is not None and guarded[pid].is_arm:
-                scheduling = msgspec.structs.replace(scheduling, oom_score=now.oom_score)  # noqa: PLW2901
-            if scheduling is not None and now is not None and scheduling != now:
-                restore_scheduling(pid, scheduling)
-                changes += [Change(guarded[pid], text) for text in scheduling.differences(now)]

@@ -61,15 +61,21 @@ class OutputTail:
         excess = max(0, len(joined) - MAX_OUTPUT_BYTES)
         self._text, self._left_out = joined[excess:], self._left_out + excess
 
-    def take(self) -> str:
-        """Return the text and forget it; the first line says how much of it was left out, if any was."""
+    @property
+    def text(self) -> str:
+        """The text so far; the first line says how much of it was left out, if any was."""
         text, count = self._text, self._left_out
-        self._text, self._left_out = "", 0
         if not count:
             return text
         cut, newline, kept = text.partition("\n")
         text, count = (kept, count + len(cut) + 1) if newline and kept else (text, count)
         return f"{_left_out(count, 'characters')}\n{text}"
+
+    def take(self) -> str:
+        """Return the text and forget it."""
+        text = self.text
+        self._text, self._left_out = "", 0
+        return text
 
 
 def _last_bytes(log: int, start: int) -> tuple[bytes, int]:

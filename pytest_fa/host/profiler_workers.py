@@ -9,7 +9,7 @@ from pytest_fa.host.answers import LostWorker
 from pytest_fa.host.client import WorkerError, Workers
 from pytest_fa.host.fork_server import ProcessRole
 from pytest_fa.host.job_output import JobOutput
-from pytest_fa.wire.jobs import PrepareProfiler, ProfilerJob, ProfilerResult, encode
+from pytest_fa.wire.jobs import PrepareProfiler, ProfilerJob, ProfilerResult, Progress, encode
 
 PROFILED: tuple[ProcessRole, ...] = ("profiled",)
 
@@ -44,8 +44,10 @@ class ProfilerWorkers(Workers):
         if job is None or self._judge is None or self._server is None:
             return
         output = JobOutput(self._server.log, None)  # what it printed before concerns no variant
+        last = [Progress(job.wanted_stages[0], job.watchdog_seconds)]
         try:
-            result = self._exchange(job, ProfilerResult, self._server, self._judge, output, is_sent=True)
+            with self._ended_if_lost(last):
+                result = self._receive(job, ProfilerResult, self._server, self._judge, output, last)
         except LostWorker:
             return
         except BaseException:

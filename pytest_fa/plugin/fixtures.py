@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fa.plugin.fa_run import FaRun
 from pytest_fa.plugin.in_process import FaBenchmark, device_kept, device_or_skip, judge_outputs, policy_of
 from pytest_fa.plugin.replay_clock import ReplayClock
 from pytest_fa.plugin.state import OPTIONS_KEY, progress_line, session_of
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_fa.catalog.variant import Variant
     from pytest_fa.gpu.inputs import Inputs
     from pytest_fa.judge.truth import Truth
+    from pytest_fa.plugin.fa_run import FaRun
     from pytest_fa.records.checks import Check
 
 
@@ -112,9 +112,11 @@ def fa_benchmark(request: pytest.FixtureRequest, fa_clock: ReplayClock, benchmar
     return FaBenchmark(request, fa_clock, benchmark)
 
 
-@pytest.fixture
-def fa_run(request: pytest.FixtureRequest, fa_builds: None) -> FaRun:  # noqa: ARG001  # everything is built first
+@pytest.fixture(name="fa_run")  # `pytest_fa.plugin.fa_run` is the module
+def fa_run_of_test(request: pytest.FixtureRequest, fa_builds: None) -> FaRun:  # noqa: ARG001  # everything is built first
     """Runs and records one test in a worker process: `fa_run.build`, `.correct`, `.property`, `.speed` and others."""
+    from pytest_fa.plugin.fa_run import FaRun  # noqa: PLC0415  # only a run with kernels needs it
+
     return FaRun(request.node)
 
 

@@ -144,7 +144,8 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
     """Show a test without a verdict as INCONCLUSIVE in the terminal, neither passed nor failed."""
-    if report.when == "call" and getattr(report, "fa_record", {}).get("outcome") == Outcome.INCONCLUSIVE:
+    record = getattr(report, "fa_record", None)
+    if report.when == "call" and record is not None and record.outcome == Outcome.INCONCLUSIVE:
         return Outcome.INCONCLUSIVE, "I", ("INCONCLUSIVE", {"yellow": True})
     return None
 
@@ -214,6 +215,28 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.fa_already_reported = item.stash.get(ALREADY_REPORTED_KEY, False)
         if report.failed:
             first_reports_of(item.config).note_failure(item.nodeid)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Encode the record of a report that goes to another process, as from a worker of pytest-xdist."""
+    data = yield
+    if data and "fa_record" in data:
+        from pytest_fa.records.record import to_builtins  # noqa: PLC0415  # only runs with kernels need it
+
+        data["fa_record"] = to_builtins(data["fa_record"])
+    return data
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_from_serializable() -> Generator[None, Any, Any]:
+    """Decode the record of a report of another process."""
+    report = yield
+    if hasattr(report, "fa_record"):
+        from pytest_fa.records.read import read_record  # noqa: PLC0415  # only runs with kernels need it
+
+        report.fa_record = read_record(report.fa_record)
     return report
 
 

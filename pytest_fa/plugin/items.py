@@ -13,7 +13,8 @@ from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.feature import suite_tests
 from pytest_fa.options.command_line import SUITE_FOLDER
 from pytest_fa.plugin.left_out import left_out_of
-from pytest_fa.records.record import Record, to_builtins
+from pytest_fa.records.read import why_unreadable
+from pytest_fa.records.record import Record
 from pytest_fa.table.rows import headline
 
 # A test that is skipped or fails has no samples, for which pytest-benchmark would emit a warning.
@@ -116,10 +117,12 @@ def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) ->
     """Attach the record to the report and its headline to the JUnit properties, or the reason if there is no record."""
     variant = variant_of(item)
     report.fa_companion = variant is not None and plan.is_companion(variant)
-    if record is not None:
+    if record is not None and (problem := why_unreadable(record)):
+        report.fa_lost = f"{record.id}: {problem}"
+    elif record is not None:
         properties = item.config.hook.pytest_fa_properties(record=record)
         report.duration = max(0.0, report.duration - record.compile_seconds)  # that is no part of the check
-        report.fa_record = to_builtins(record)
+        report.fa_record = record
         item.user_properties.append(("fa", headline(record)))
         item.user_properties += [pair for pairs in properties for pair in pairs]
         extras = item.config.hook.pytest_fa_extras(record=record, config=item.config)

@@ -85,26 +85,22 @@ class Results:
 
     def take(self, report: Any) -> None:  # noqa: ANN401  # a report with or without the attributes of `attach`
         """Keep the record of a report, or the reason why it has none."""
-        outcome = report.fa_record["outcome"] if hasattr(report, "fa_record") else None
+        outcome = report.fa_record.outcome if hasattr(report, "fa_record") else None
         self._other_failure |= bool(report.failed) and outcome != Outcome.INCONCLUSIVE
         self._any_failed |= bool(report.failed)
         self._any_already_reported |= getattr(report, "fa_already_reported", False)
         self._failed_tests += bool(report.failed) and outcome in (None, Outcome.OK, Outcome.NOT_MEASURED)
         if hasattr(report, "fa_record"):
             self._take_record(report)
+        elif hasattr(report, "fa_lost"):
+            self.file.lost, self._any_case_ran = report.fa_lost, True
         elif hasattr(report, "fa_not_run") and not report.fa_companion:
             kind, reason = report.fa_not_run
             self._not_run[kind][reason] += 1
 
     def _take_record(self, report: Any) -> None:  # noqa: ANN401  # a report with the attributes of `attach`
-        """Keep a record and append it to the run's file.  It is lost if a figure is out of range, or if this fails."""
-        from pytest_fa.records.read import read_record  # noqa: PLC0415  # only runs with kernels need it
-
-        try:
-            record = read_record(report.fa_record)
-        except ValueError as problem:
-            self.file.lost, self._any_case_ran = f"{report.fa_record['id']}: {problem}", True
-            return
+        """Keep a record and append it to the run's file.  It is lost if this fails."""
+        record: Record = report.fa_record
         self.records.append(record)
         self.failed_records += [record] if report.failed else []
         self._any_case_ran |= self._has_run(record) and not report.fa_companion

@@ -9,7 +9,7 @@ import msgspec
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import UsageProblem
 from pytest_fa.records.compact import Content, completed, read_part
-from pytest_fa.records.record import SCHEMA, Record, RecordKind
+from pytest_fa.records.record import SCHEMA, Record, RecordKind, to_json
 from pytest_fa.records.text import printable_struct
 
 WITH_CASE: tuple[RecordKind, ...] = ("correct", "property", "speed", "profile", "sanitize")
@@ -36,6 +36,15 @@ def read_record(data: bytes | str | dict[str, Any]) -> Record:
     if problem := _problem_of_case(record):
         raise msgspec.ValidationError(problem)
     return record
+
+
+def why_unreadable(record: Record) -> str:
+    """Why a record could not be read again, such as a figure that is out of range; empty if it could."""
+    try:
+        read_record(to_json(record))
+    except ValueError as problem:
+        return str(problem)
+    return ""
 
 
 def read_line(line: bytes, parts: dict[str, Content]) -> Record | None:

@@ -19,7 +19,8 @@ from typing import Literal
 import msgspec
 
 from pytest_fa.host.resident import ServerRequest, peer_of
-from pytest_fa.processes import MARK, children_of, forbid_attaching, read_scheduling, restore_scheduling
+from pytest_fa.host.scheduling import read_scheduling, restore_scheduling
+from pytest_fa.processes import MARK, children_of, forbid_attaching
 from pytest_fa.server.process import flush_output, serve
 
 SLICE_SECONDS = 1.0  # how often it looks whether it has been idle for long enough

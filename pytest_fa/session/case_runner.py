@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,12 +22,13 @@ from pytest_fa.host.stop_signal import require_unset
 from pytest_fa.host.timing_lock import checking_lock, timing_lock
 from pytest_fa.options.options import Options
 from pytest_fa.records.agreement import check_agreement
+from pytest_fa.records.built import Build
 from pytest_fa.records.ceilings import Ceilings, read_ceilings
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.files import try_to_read
 from pytest_fa.records.outcome import Outcome
-from pytest_fa.records.record import Ablation, Record, RecordKind, Stage
+from pytest_fa.records.record import Record, RecordKind, Stage
 from pytest_fa.records.timing import ON_CPU, Speed
 from pytest_fa.session.builds import Builds, device_of
 from pytest_fa.session.record_factory import RecordFactory
@@ -36,6 +37,28 @@ from pytest_fa.wire.jobs import WATCHDOG_SECONDS, CaseJob, CaseResult, ProfilerJ
 
 LONG_WATCHDOG_SECONDS = 300.0  # a Python entry may compile at its first call, and a CPU is slow
 GPU_BASELINE_REPEATS = 20  # a baseline is what variants are compared with; its races are not looked for
+
+
+class Stopwatch:
+    """The seconds of a job: waiting for the GPU, the job itself, and the profiler."""
+
+    def __init__(self) -> None:
+        self._seconds = {"waited": 0.0, "job": 0.0, "profiler": 0.0}
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a lap now."""
+        self._last = time.perf_counter()
+
+    def lap(self, part: Literal["waited", "job", "profiler"]) -> None:
+        """Add the seconds since the last lap to a part."""
+        self._seconds[part] += time.perf_counter() - self._last
+        self.restart()
+
+    @property
+    def costs(self) -> Costs:
+        """The seconds so far."""
+        return Costs(self._seconds["waited"], self._seconds["job"], self._seconds["profiler"])
 
 
 class CaseRunner:
@@ -87,29 +110,21 @@ class CaseRunner:
         device, build = device_of(variant), self.builds.build_for_this_machine(variant)
         if isinstance(build, BuildFailure):
             return self.records.make(kind, variant, case, failed_build(_see_test_build(variant)))
-        job = CaseJob(
-            variant=variant,
-            case=case,
-            library=self.builds.library_of(build),
-            file_hashes=build.files if build else {},
-            device=device,
-            policy=self.policy_of(variant, case),
-            checks_output=variant.is_judged,
-            time=kind == "speed" and self.options.timing,
-            repeats=self._repeats(kind, is_gpu_baseline=variant.role == "baseline" and device == "cuda"),
-            property_name=property_name,
-            cross_checks=self._cross_checks(variant, case, device),
-            watchdog_seconds=self.watchdog_seconds(variant, device),
-            without_attention=self._needs_own_work(variant, kind),
-            is_further_seed=self._is_further_seed(variant, case, kind),
-            shares_gpu=self.shares_gpu(device) and self.rules.excuses_neighbours,
-        )
-        result, costs = self._checked_first(job) if is_checked_first else self._result_of(job)
+        for job in self._jobs(variant, case, kind, device, build, property_name, is_checked_first=is_checked_first):
+            stopwatch = Stopwatch()
+            with self._reserved(job, stopwatch):
+                result = self.workers.run(job)
+                stopwatch.lap("job")
+                result = self._confirmed(job, result)
+                stopwatch.lap("profiler")
+            if result.lacks_memory and not job.time and self._others_may_use_memory(job.device):
+                result = self._result_alone(job, stopwatch)
+            self._remember(job, result)
+            if result.outcome != Outcome.OK:
+                break
         self._raise_refusal(job, result)
-        record = self.records.make(kind, variant, case, result, (build,) if build else (), property_name, costs)
-        if variant.omits and variant.parent:
-            record = msgspec.structs.replace(record, ablation=Ablation(variant.omits, variant.parent))
-        return record
+        builds = (build,) if build else ()
+        return self.records.make(kind, variant, case, result, builds, property_name, stopwatch.costs)
 
     def check_property(self, variant: Variant, name: str) -> Record:
         """Check one property in a worker and return the record of `test_property`.
@@ -145,7 +160,7 @@ class CaseRunner:
         """The time limit of one launch."""
         if self.options.watchdog_seconds:
             return self.options.watchdog_seconds
-        if (ruled := self.rules.watchdog_seconds(variant, device)) is not None:
+        if self.rules.watchdog_seconds and (ruled := self.rules.watchdog_seconds(variant, device)) is not None:
             return ruled
         return WATCHDOG_SECONDS if variant.is_built and device == "cuda" else LONG_WATCHDOG_SECONDS
 
@@ -157,10 +172,17 @@ class CaseRunner:
         """Pass what workers print to `show` while they run; None stops that."""
         self.workers.show_live = self.profiler_workers.show_live = show
 
-    def take_output(self) -> str:
-        """Return what workers printed since the last call, printable and bounded; the profiler's output comes last."""
-        output, under_profiler = self.workers.take_output(), self.profiler_workers.take_output()
+    def output(self) -> str:
+        """Return what workers printed since `take_output`, printable and bounded; the profiler's output comes last."""
+        output, under_profiler = self.workers.output, self.profiler_workers.output
         return f"{output}(under torch's profiler:)\n{under_profiler}" if under_profiler else output
+
+    def take_output(self) -> str:
+        """Return the output and forget it."""
+        output = self.output()
+        self.workers.take_output()
+        self.profiler_workers.take_output()
+        return output
 
     def end_workers(self) -> None:
         """End the current workers, so that this run holds no memory and no context on the GPU."""
@@ -177,26 +199,55 @@ class CaseRunner:
         """Whether there is no device for the variant and its build failed: then the build failure is reported."""
         return variant.device_for(gpu=find_gpu() is not None) is None and self.builds.fails_to_compile(variant)
 
-    def _result_of(self, job: CaseJob) -> tuple[CaseResult, Costs]:
-        """The worker's result, with the profiler's time and their agreement if it has a time; and what it cost."""
-        is_timed = job.time and self.confirms_times
-        started = time.perf_counter()
+    def _jobs(
+        self,
+        variant: Variant,
+        case: Case,
+        kind: RecordKind,
+        device: Device,
+        build: Build | None,
+        property_name: str | None,
+        *,
+        is_checked_first: bool,
+    ) -> tuple[CaseJob, ...]:
+        """The job of a test.  For a timing on a GPU that `is_checked_first`, the check alone, then both."""
+        job = CaseJob(
+            variant=variant,
+            case=case,
+            library=self.builds.library_of(build),
+            file_hashes=build.files if build else {},
+            device=device,
+            policy=self.policy_of(variant, case),
+            checks_output=variant.is_judged,
+            time=kind == "speed" and self.options.timing,
+            repeats=self._repeats(kind, is_gpu_baseline=variant.role == "baseline" and device == "cuda"),
+            property_name=property_name,
+            cross_checks=self._cross_checks(variant, case, device),
+            watchdog_seconds=self.watchdog_seconds(variant, device),
+            without_attention=self._needs_own_work(variant, kind),
+            is_further_seed=self._is_further_seed(variant, case, kind),
+            shares_gpu=self.shares_gpu(device) and self.rules.excuses_neighbours,
+        )
+        if not is_checked_first or not job.time or device == "cpu":
+            return (job,)
+        check, timing = {"time": False}, {"without_attention": False}
+        return msgspec.structs.replace(job, **check), msgspec.structs.replace(job, **timing)
+
+    @contextmanager
+    def _reserved(self, job: CaseJob, stopwatch: Stopwatch) -> Iterator[None]:
+        """Hold the lock of a job.  Before that, start its processes, and the profiler's, if it is timed."""
         if job.time and job.device == "cuda":
             self.workers.start_processes(job)  # while others use the GPU
-        forked = time.perf_counter()
-        if is_timed:
+        stopwatch.lap("job")
+        if job.time and self.confirms_times:
             self.profiler_workers.wait_until_prepared()  # nothing else may run on the GPU from here on
-        prepared = time.perf_counter()
+        stopwatch.lap("profiler")
         with self._lock_for(job):
-            locked = time.perf_counter()
-            result = self.workers.run(job)
-            judged = time.perf_counter()
-            if result.speed and self.confirms_times:
-                result = msgspec.structs.replace(result, speed=self._with_confirmation(job, result.speed))
-            profiler_seconds = time.perf_counter() - judged + prepared - forked
-        costs = Costs(locked - prepared, judged - locked + forked - started, profiler_seconds)
-        if result.lacks_memory and not job.time and self._others_may_use_memory(job.device):
-            result, costs = self._result_alone(job, costs)
+            stopwatch.lap("waited")
+            yield
+
+    def _remember(self, job: CaseJob, result: CaseResult) -> None:
+        """Keep what later tests of the run use, and prepare the profiler if they time."""
         self._prepare_profiler(job)
         if result.repeats:
             self._first_seeds.setdefault((job.variant.name, job.case.shape_id), job.case.id)
@@ -204,33 +255,23 @@ class CaseRunner:
             self.passed.add((job.variant.name, job.case.id))
             if result.speed:
                 self.device_us[(job.case.shape_id, job.variant.name)] = result.speed.device.median_us
-        return result, costs
-
-    def _checked_first(self, job: CaseJob) -> tuple[CaseResult, Costs]:
-        """The result of a job; if it is timed on a GPU, only after its check has passed beside other checks."""
-        if job.device == "cpu" or not job.time:
-            return self._result_of(job)
-        checked = self._result_of(msgspec.structs.replace(job, time=False))
-        is_right = checked[0].outcome == Outcome.OK
-        return self._result_of(msgspec.structs.replace(job, without_attention=False)) if is_right else checked
 
     def _others_may_use_memory(self, device: Device) -> bool:
         """Whether other workers of pytest-xdist, or processes that this run did not start, may use the GPU's memory."""
         return "PYTEST_XDIST_WORKER" in os.environ or self.shares_gpu(device)
 
-    def _result_alone(self, job: CaseJob, costs: Costs) -> tuple[CaseResult, Costs]:
+    def _result_alone(self, job: CaseJob, stopwatch: Stopwatch) -> CaseResult:
         """Repeat a check for which the GPU had too little memory, in a new process, while no other check runs.
 
-        Other checks may have used the memory.  `costs` are those of the first try, and are part of the result's.
+        Other checks may have used the memory.
         """
         self.workers.end_worker()
-        started = time.perf_counter()
+        stopwatch.restart()
         with timing_lock(self.builds.say, check=lambda: require_unset(self.workers.stop)):
-            locked = time.perf_counter()
+            stopwatch.lap("waited")
             result = self.workers.run(job)
-            ended = time.perf_counter()
-        waited_seconds, job_seconds = costs.waited_seconds + locked - started, costs.job_seconds + ended - locked
-        return result, Costs(waited_seconds, job_seconds, costs.profiler_seconds)
+            stopwatch.lap("job")
+        return result
 
     def _lock_for(self, job: CaseJob) -> AbstractContextManager[None]:
         """The lock with which a job runs: a timed job has the GPU to itself, and other jobs share it."""
@@ -268,15 +309,18 @@ class CaseRunner:
         if variant.role == "baseline":
             raise Refused(f"{variant.name} does not support {job.case.shape_id}: {reason}")
 
-    def _with_confirmation(self, job: CaseJob, speed: Speed) -> Speed:
-        """The speed with the profiler's time, measured in a separate process, and whether the two times agree."""
+    def _confirmed(self, job: CaseJob, result: CaseResult) -> CaseResult:
+        """The result; if it has a time, with the profiler's time of a separate process, and whether the two agree."""
+        if result.speed is None or not self.confirms_times:
+            return result
         if job.device == "cpu":
-            speed = msgspec.structs.replace(speed, profiler_missing=ON_CPU)
-            return msgspec.structs.replace(speed, agreement=check_agreement(job.variant.name, job.variant.role, speed))
-        confirmed = self._with_agreement(job, self._with_profiler_time(job, speed))
+            speed = msgspec.structs.replace(result.speed, profiler_missing=ON_CPU)
+            agreement = check_agreement(job.variant.name, job.variant.role, speed)
+            return msgspec.structs.replace(result, speed=msgspec.structs.replace(speed, agreement=agreement))
+        confirmed = self._with_agreement(job, self._with_profiler_time(job, result.speed))
         if confirmed.agreement and confirmed.agreement.valid is False:  # profile once more before rejecting the time
-            confirmed = self._with_agreement(job, self._with_profiler_time(job, speed))
-        return confirmed
+            confirmed = self._with_agreement(job, self._with_profiler_time(job, result.speed))
+        return msgspec.structs.replace(result, speed=confirmed)
 
     def _with_profiler_time(self, job: CaseJob, speed: Speed) -> Speed:
         result = self.profiler_workers.run_profiler(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import BrokenVariant, Variant
@@ -45,7 +43,8 @@ class FirstReports:
         record = self._session.build_record(variant)
         if record.outcome != Outcome.NOT_BUILT or isinstance(variant, BrokenVariant):
             return record
-        self._require_unreported(test, variant, record)
+        if reason := self._reported_elsewhere(test, variant):
+            raise AlreadyReported(reason, self._session.build_record(variant, reason))
         return record
 
     def run(self, test: str, variant: Variant, case: Case, kind: RecordKind) -> Record:
@@ -60,8 +59,6 @@ class FirstReports:
             raise Refused(f"{variant.name} is not timed: no selected variant runs on this machine")
         self._require_usable(test, variant, case, kind)
         record = self._checked(test, variant, self._runner.run(variant, case, kind))
-        if kind == "correct" and self._session.run_plan.plan.is_claim(variant, case):
-            record = msgspec.structs.replace(record, is_claim=True)
         if kind == "correct" and record.outcome != Outcome.OK:
             self._met[test] = (self._met.get(test, ("", None))[0], key)
         elif kind == "correct":
@@ -71,7 +68,7 @@ class FirstReports:
     def check_property(self, test: str, variant: Variant, name: str) -> Record:
         """Check one property.  Raises as `run` does."""
         self._require_usable(test, variant, self._runner.case_of_property(variant, name), "property", name)
-        return self._checked(test, variant, self._runner.check_property(variant, name))
+        return self._checked(test, variant, self._runner.check_property(variant, name), name)
 
     def require_right(self, test: str, variant: Variant, cases: Iterable[Case], otherwise: str) -> None:
         """Raise `AlreadyReported` if a test has failed because the variant is unusable or wrong at one of the cases.
@@ -93,17 +90,17 @@ class FirstReports:
         for failure in self._met_builds.pop(test, ()):
             self._failed_builds.setdefault(failure, test)
 
-    def _require_unreported(self, test: str, variant: Variant, record: Record) -> None:
-        """Raise `AlreadyReported` if other tests have failed with all failed compilations of a variant.
+    def _reported_elsewhere(self, test: str, variant: Variant) -> str:
+        """Why a test does not report a failed build: others have failed with all its compilations.
 
-        Otherwise, this test reports those that it shares with other variants.
+        Empty if it is to report it; it then reports those that the variant shares with others.
         """
         failures = self._session.builds.failures_of(variant)
         reported = [self._failed_builds.get(failure.of_all, test) for failure in failures]
         if reported and test not in reported:
-            reason = f"build of {variant.name} failed: it is that of {_name(reported[0])}"
-            raise AlreadyReported(reason, msgspec.structs.replace(record, message=reason))
+            return f"build of {variant.name} failed: it is that of {_name(reported[0])}"
         self._met_builds[test] = [failure.of_all for failure in failures if len(failure.shared_by) > 1]
+        return ""
 
     def _require_usable(
         self, test: str, variant: Variant, case: Case, kind: RecordKind, property_name: str | None = None
@@ -121,13 +118,17 @@ class FirstReports:
             record = self._session.records.make(kind, variant, case, result, property_name=property_name)
         raise AlreadyReported(reason, record)
 
-    def _checked(self, test: str, variant: Variant, record: Record) -> Record:
+    def _checked(self, test: str, variant: Variant, record: Record, property_name: str | None = None) -> Record:
         """The record of a test; if it is the first that meets a failed build, with the compiler's whole message."""
         if record.outcome == Outcome.NOT_BUILT:
             if variant.name in self.build_tests:
                 raise AlreadyReported(record.message, record)
-            self._require_unreported(test, variant, record)
-            record = msgspec.structs.replace(record, message=self._session.build_record(variant).message)
+            elsewhere = self._reported_elsewhere(test, variant)
+            result = failed_build(elsewhere or self._session.build_record(variant).message)
+            kind, case = record.kind, record.case
+            record = self._session.records.make(kind, variant, case, result, property_name=property_name)
+            if elsewhere:
+                raise AlreadyReported(elsewhere, record)
             self._not_built.add(variant.name)
         if record.outcome == Outcome.NOT_BUILT or record.caught_by == ENTRY_FAULT:
             self._met[test] = (variant.name, None)

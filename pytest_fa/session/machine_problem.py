@@ -34,8 +34,8 @@ MEMORY_WORDS = (
 def machine_problem(record: Record, folders: Iterable[Path]) -> str:
     """Return why this machine could not judge the variant of a failed record; empty if the failure is its own."""
     may_be_machine = record.outcome in FAILURES or "delegation" in record.caught_by
-    text = f"{record.message}\n{record.output}"
-    if not may_be_machine or not (reason := limit_problem(text) or full_folder(text, folders)):
+    message = record.message  # not the output, in which a kernel may print anything
+    if not may_be_machine or not (reason := limit_problem(message) or full_folder(message, folders)):
         return ""
     return f"{record.id} was not judged: {reason}"
 

@@ -8,7 +8,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.feature import features
 from pytest_fa.options.command_line import SUITE, SUITE_FILES
 from pytest_fa.options.options import Options
-from pytest_fa.records.record import Record, RecordKind
+from pytest_fa.records.record import RecordKind
 
 _SUITE_WORDS = ("--pyargs", SUITE)
 
@@ -41,12 +41,13 @@ def rerun_command(
     return shlex.join([*_words_without_suite(options), *words, "--pyargs", f"{file_id}::{test}"])
 
 
-def own_rerun_command(options: Options, record: Record, test_id: str) -> str:
-    """The command that runs a user's own test with `fa_run` again.  The path in `test_id` starts where pytest did."""
-    words = [f"--fa-variant={record.variant}", *_options_of(options, record.kind, None)]
-    words += [
-        word for word in shlex.split(record.rerun_command) if word.startswith("--fa-case=") or _is_of_feature(word)
-    ]
+def own_rerun_command(options: Options, kind: RecordKind, variant: str, command: str, test_id: str) -> str:
+    """The command that runs a user's own test with `fa_run` again.  The path in `test_id` starts where pytest did.
+
+    `command` is that of the shipped suite.
+    """
+    words = [f"--fa-variant={variant}", *_options_of(options, kind, None)]
+    words += [word for word in shlex.split(command) if word.startswith("--fa-case=") or _is_of_feature(word)]
     words += [f"--fa-dtype={','.join(options.dtypes)}"] if options.dtypes else []
     words += [f"--fa-seeds={','.join(map(str, options.seeds))},"] if options.seeds else []
     first_words = _words_without_suite(options)

@@ -7,6 +7,7 @@ import functools
 from pytest_fa.build.outcomes import BuildFailure, explain
 from pytest_fa.build.resources import broken_limits
 from pytest_fa.build.units import Say
+from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.host.client import Workers
 from pytest_fa.host.fork_server import servers_of_run
@@ -19,7 +20,7 @@ from pytest_fa.records.record import Record, Stage
 from pytest_fa.session.baseline_choice import LeftOut, left_out_baselines
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner, failed_build
-from pytest_fa.session.record_factory import RecordFactory
+from pytest_fa.session.record_factory import Asker, RecordFactory
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.wire.jobs import CaseResult
 
@@ -52,9 +53,19 @@ class Session:
         session._is_started = self._is_started
         session.records = session.runner.records = self.records
         session.records.forget_sources()
+        session.asked_by(self.records.asker.other_plugins)
         session.runner.other_gpu_processes = self.runner.other_gpu_processes
         session.runner.has_timings = self.runner.has_timings
         return session
+
+    def asked_by(self, other_plugins: tuple[str, ...] = (), own_test: str = "") -> None:
+        """Make records for a test from now on: see `Asker`."""
+        self.records.asker = Asker(
+            other_plugins,
+            own_test,
+            self.runner.output,
+            self._is_claim,
+        )
 
     def start(self, say: Say) -> None:
         """Start the worker servers, then build everything that the selected tests need, in one batch."""
@@ -92,8 +103,11 @@ class Session:
         self.runner.workers.close()
         self.runner.profiler_workers.close()
 
-    def build_record(self, variant: Variant | BrokenVariant) -> Record:
-        """The record of `test_build`: whether every selected architecture compiled within the manifest's limits."""
+    def build_record(self, variant: Variant | BrokenVariant, instead: str = "") -> Record:
+        """The record of `test_build`: whether every selected architecture compiled within the manifest's limits.
+
+        `instead` is its message, if it is not that of the compiler.
+        """
         if isinstance(variant, BrokenVariant):
             return self.records.make("build", variant, None, failed_build(variant.problem))
         outcomes = self.builds.of(variant)
@@ -105,9 +119,11 @@ class Session:
             "build", "failed" if problems or exceeded else "ok", sum(build.counted_seconds for build in builds)
         )
         outcome = Outcome.NOT_BUILT if problems else Outcome.OVER_LIMIT if exceeded else Outcome.OK
-        return self.records.make(
-            "build", variant, None, CaseResult(outcome, "\n".join([*problems, *exceeded]), (stage,)), builds
-        )
+        message = instead or "\n".join([*problems, *exceeded])
+        return self.records.make("build", variant, None, CaseResult(outcome, message, (stage,)), builds)
+
+    def _is_claim(self, variant: Variant, case: Case) -> bool:
+        return self.run_plan.plan.is_claim(variant, case)
 
     @functools.cached_property
     def left_out(self) -> tuple[LeftOut, ...]:

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from pytest_fa.plugin.items import attach
 from pytest_fa.plugin.terminal import Results
 from pytest_fa.records.files import read_record_file
-from pytest_fa.records.record import to_builtins
 from tests.factories import PYTHON_SOURCE, RECORD, SPEED, options
 from tests.projects import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
 
@@ -128,9 +128,9 @@ def test_a_record_with_an_impossible_figure_is_lost(tmp_path: Path) -> None:
     """A record that could not be read again is not written; the end of the run names it, and the run fails."""
     results = Results(options(tmp_path))
     impossible = msgspec.structs.replace(SPEED, device=msgspec.structs.replace(SPEED.device, median_us=1e308))
-    content = to_builtins(msgspec.structs.replace(RECORD, speed=impossible))
-    times = {"when": "call", "start": 1.0, "stop": 2.0, "duration": 1.0}
-    results.take(SimpleNamespace(failed=False, fa_record=content, fa_companion=False, **times))
+    report = SimpleNamespace(failed=False, when="call", start=1.0, stop=2.0, duration=1.0)
+    attach(report, cast("Any", None), msgspec.structs.replace(RECORD, speed=impossible), cast("Any", None))
+    results.take(report)
     lines: list[str] = []
     results.write(cast("Any", SimpleNamespace(write_line=lambda line, **_: lines.append(line))))
     problem = "Expected `float` < 1000000000000.0 - at `$.speed.device.median_us`"

@@ -118,7 +118,7 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
     try:
         pilot = run_pilot(runner, variant, question.cases, question.baselines)
         if isinstance(pilot, Record):
-            return msgspec.structs.replace(pilot, rerun_command=_rerun_command(runner, variant, question))
+            return runner.records.of_kind("gate", pilot, _rerun_command(runner, variant, question))
         arm_pairs = _arm_pairs(runner, variant, question, pilot)
     except NoVerdict as reason:
         return _ended(runner, variant, question, Outcome.INCONCLUSIVE, str(reason))
@@ -150,10 +150,8 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
     gate = _gate(question, seed, samples, results, analysis, pilot, effect, (time.monotonic() - start, pilot_seconds))
     GateMemory.of(runner).gates.append(gate)
     outcome = OUTCOMES[gate.verdict]
-    record = _ended(
-        runner, variant, question, outcome, "" if outcome == Outcome.OK else f"{gate.verdict}: {gate.reason}"
-    )
-    return msgspec.structs.replace(record, gate=gate)
+    message = "" if outcome == Outcome.OK else f"{gate.verdict}: {gate.reason}"
+    return _ended(runner, variant, question, outcome, message, gate)
 
 
 def _held_to_pilot(
@@ -340,13 +338,20 @@ def _announcement(
     )
 
 
-def _ended(runner: CaseRunner, variant: Variant, question: GateQuestion, outcome: Outcome, message: str) -> Record:
+def _ended(
+    runner: CaseRunner,
+    variant: Variant,
+    question: GateQuestion,
+    outcome: Outcome,
+    message: str,
+    gate: Gate | None = None,
+) -> Record:
     """The record of a gate with this outcome."""
     builds = tuple(each for each in runner.builds.of(variant) if isinstance(each, Build)) if variant.is_built else ()
     stage = Stage("speed", "ok" if outcome == Outcome.OK else "failed")
     result = CaseResult(outcome, message, (stage,), () if outcome == Outcome.OK else ("gate",))
-    record = runner.records.make("gate", variant, None, result, builds)
-    return msgspec.structs.replace(record, rerun_command=_rerun_command(runner, variant, question))
+    command = _rerun_command(runner, variant, question)
+    return runner.records.make("gate", variant, None, result, builds, rerun=command, gate=gate)
 
 
 def _rerun_command(runner: CaseRunner, variant: Variant, question: GateQuestion) -> str:

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import msgspec
-
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError, LockProblem, ToolchainError
 from pytest_fa.features.api.functions import say, start
@@ -22,11 +20,10 @@ from pytest_fa.features.judge_command.kept_records import KeptRecords
 from pytest_fa.features.ncu.plugin import NcuOptions
 from pytest_fa.features.ncu.profile import CaseProfiler
 from pytest_fa.host.fork_server import WorkerError
-from pytest_fa.host.job_output import RECORD_CHARACTERS
 from pytest_fa.options.options import Options
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
-from pytest_fa.records.text import printable, printable_struct
+from pytest_fa.records.text import printable
 from pytest_fa.session.first_reports import FirstReports
 from pytest_fa.session.machine_problem import machine_problem, start_problem
 from pytest_fa.session.refusals import AlreadyReported, CannotRun, ChangedMeanwhile, NotJudged
@@ -68,6 +65,7 @@ def run_variant(options: Options, variant: Variant, ratio: float) -> tuple[RunRe
 
 def _start(session: Session, variant: Variant) -> None:
     """Start the worker servers, and build the variant.  Without a compiler, each test that needs one says so."""
+    session.asked_by()
     session.runner.has_timings = True  # those of the gate
     prepare_opponents(session)
     try:
@@ -137,7 +135,7 @@ class _Run:
         """Count a test that did not run, or keep the record that stands for it."""
         say(f"{test.name}: not run: {problem}")
         if isinstance(problem, AlreadyReported) and problem.record is not None:
-            self.kept.append(printable_struct(problem.record))
+            self.kept.append(problem.record)
         else:
             self._not_run[printable(str(problem))] += 1
 
@@ -153,17 +151,16 @@ class _Run:
         return RunResult(tuple(self.kept.records), self._not_run, printable(lost or self._problem))
 
     def _record(self, session: Session, test: JudgedTest) -> Record:
-        """The record of one test, with the end of what the worker printed if it failed."""
+        """The record of one test."""
         try:
-            record = printable_struct(test.work())  # a kernel's words may be in it
+            record = test.work()
         except WorkerError as problem:
             raise NotJudged(start_problem(str(problem))) from None
         finally:
-            output = session.runner.take_output()
+            session.runner.take_output()
         if reason := machine_problem(record, self._folders):
             raise NotJudged(reason)
-        is_kept = record.outcome != Outcome.OK and bool(output)
-        return msgspec.structs.replace(record, output=output[-RECORD_CHARACTERS:]) if is_kept else record
+        return record
 
 
 def _has_run(record: Record) -> bool:

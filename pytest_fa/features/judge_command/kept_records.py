@@ -9,8 +9,8 @@ from pytest_fa.options.options import Options
 from pytest_fa.plugin.files_before import FilesBefore
 from pytest_fa.plugin.record_file import SUSPECT
 from pytest_fa.records.log import RecordLog
-from pytest_fa.records.read import read_record
-from pytest_fa.records.record import Record, to_builtins
+from pytest_fa.records.read import why_unreadable
+from pytest_fa.records.record import Record
 from pytest_fa.records.written import WRITTEN_SCHEMA, WrittenRecords, write_written
 
 
@@ -33,7 +33,8 @@ class KeptRecords:
 
     def append(self, record: Record) -> None:
         """Keep a record.  One that the disk does not take is `lost`.  Raises `ValueError` if a figure is impossible."""
-        record = read_record(to_builtins(record))
+        if reason := why_unreadable(record):
+            raise ValueError(reason)
         self.records.append(record)
         try:
             self._log.append(record)

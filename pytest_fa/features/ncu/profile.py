@@ -51,7 +51,7 @@ class CaseProfiler:
         if variant.is_judged and (variant.name, case.id) not in self._runner.passed:
             check_record = self._runner.run(variant, case, "correct")
             if check_record.outcome != Outcome.OK:
-                return msgspec.structs.replace(check_record, kind="profile")
+                return self._runner.records.of_kind("profile", check_record)
         self._announce(say)
         profile = self._with_baseline(variant, case, self._profile_call(variant, case))
         record = self._record(variant, case, profile)
@@ -64,8 +64,8 @@ class CaseProfiler:
         message = "" if outcome == Outcome.OK else f"not measured: {profile.message}"
         build = self._build_of(variant)
         result = CaseResult(outcome, message, ())
-        record = self._runner.records.make("profile", variant, case, result, (build,) if build else ())
-        return msgspec.structs.replace(record, id=f"{record.id}-{profile.preset}", nsight=profile)
+        builds = (build,) if build else ()
+        return self._runner.records.make("profile", variant, case, result, builds, tool=profile.preset, nsight=profile)
 
     @functools.cached_property
     def _nsight(self) -> Nsight:

@@ -17,7 +17,6 @@ from pytest_fa.records.tool_results import Sanitized, ToolStatus
 from pytest_fa.session.builds import device_of
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import CannotRun, Refused
-from pytest_fa.session.rerun import rerun_command
 from pytest_fa.wire.jobs import CaseJob, CaseResult, encode
 
 OUTCOMES: dict[ToolStatus, Outcome] = {
@@ -49,9 +48,8 @@ def sanitize_variant(runner: CaseRunner, variant: Variant, case: Case, tool: str
         sanitized = suppressed(sanitize(tool, _child(runner, variant, case, tool)), variant)
         sanitized = _with_relative_log(sanitized, runner.options.rootdir)
     result = CaseResult(OUTCOMES[sanitized.status], _message(sanitized), ())
-    record = runner.records.make("sanitize", variant, case, result, (build,) if build else ())
-    command = rerun_command(runner.options, "sanitize", variant.name, case, tool=tool)
-    return msgspec.structs.replace(record, id=f"{record.id}-{tool}", sanitized=sanitized, rerun_command=command)
+    builds = (build,) if build else ()
+    return runner.records.make("sanitize", variant, case, result, builds, tool=tool, sanitized=sanitized)
 
 
 def suppressed(sanitized: Sanitized, variant: Variant) -> Sanitized:

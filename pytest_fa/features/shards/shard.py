@@ -103,7 +103,7 @@ class ShardLog:
         before = self._finished.get(report.nodeid)
         if report.when == "call" or not report.passed:
             record = getattr(report, "fa_record", None)
-            new = ((record["kind"], record["id"]),) if record else ()
+            new = ((record.kind, record.id),) if record else ()
             self._finished[report.nodeid] = FinishedTest(report.outcome, (*(before.records if before else ()), *new))
 
     @pytest.hookimpl(wrapper=True)  # after the records have decided the exit status

@@ -15,8 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from pytest_fa.catalog.sweep_space import Point, point_text
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sweep.closed import closed_line
@@ -142,8 +140,7 @@ class SweepRun:
             return read_record(stored)
         gated = self.parent if end.gated is None else self.bench.variant_of(end.gated)
         result = CaseResult(Outcome.INCONCLUSIVE, end.reason, (Stage("speed", "failed"),), ("sweep",))
-        record = self._session.records.make("gate", gated, None, result, ())
-        return msgspec.structs.replace(record, rerun_command=self._command)
+        return self._session.records.make("gate", gated, None, result, rerun=self._command)
 
     def _require_unchanged(self) -> None:
         """Raise `ChangedMeanwhile` if a source or header changed since this run began."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
 from pytest_fa.errors import FaError
@@ -13,12 +12,9 @@ from pytest_fa.features.watch.screen import Screen
 from pytest_fa.features.watch.tasks import SelectedTests, TaskKey, key_of
 from pytest_fa.features.watch.watch import Watch
 from pytest_fa.features.watch.watched_files import Hashes, all_files, flat
-from pytest_fa.plugin.fa_run import with_output
 from pytest_fa.plugin.items import is_shipped, param_of, variant_of
 from pytest_fa.plugin.other_plugins import other_plugins
 from pytest_fa.plugin.state import OPTIONS_KEY, REFUSED_KEY, RESULTS_KEY, SESSION_KEY, session_of
-from pytest_fa.records.record import Record
-from pytest_fa.records.text import printable_struct
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
@@ -103,7 +99,8 @@ class Hooks:
     def _watch(self, session: pytest.Session) -> None:
         """Answer saves until Ctrl-C; `_end` then sets the exit status."""
         config, options = session.config, session.config.stash[OPTIONS_KEY]
-        fa_session, screen = session_of(config), self._screen(config)
+        fa_session, screen = session_of(config), Screen(config.pluginmanager.getplugin("terminalreporter").write_line)
+        fa_session.asked_by(other_plugins(config))
         selected = {key for key in self._first_run.keys.values() if key}
         selection = SelectedTests(fa_session.run_plan.plan, selected, timing=options.timing)
         if selection.is_empty:
@@ -142,16 +139,6 @@ class Hooks:
             screen.title(f"failed or not run in the first run, and not repeated: {names}", good=False)
         if watch.log.is_file():
             screen.title(f"records of the last verdict: {os.path.relpath(watch.log)}")
-
-    def _screen(self, config: pytest.Config) -> Screen:
-
-        terminal = config.pluginmanager.getplugin("terminalreporter")
-
-        def complete(record: Record, output: str) -> Record:
-            named = msgspec.structs.replace(record, other_plugins=other_plugins(config))
-            return with_output(printable_struct(named), output)
-
-        return Screen(terminal.write_line, complete)
 
 
 def task_key(item: pytest.Item) -> TaskKey | None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable
 
 Write = Callable[..., object]  # a line, and `red=` or `green=` for the whole of it
-Complete = Callable[[Record, str], Record]  # a record, and what its worker printed -> the record to show and to save
 
 
 class Screen:
-    """Writes lines.  `complete` adds to a record what only the plugin knows."""
+    """Writes lines."""
 
-    def __init__(self, write: Write, complete: Complete) -> None:
-        self._write, self.complete = write, complete
+    def __init__(self, write: Write) -> None:
+        self._write = write
         self._start = time.monotonic()
 
     def start_clock(self, seconds_ago: float) -> None:

@@ -120,8 +120,7 @@ class VariantRun:
         except (CannotRun, LockProblem) as problem:
             self.why_not_run = str(problem)
             return None
-        output = self._session.runner.take_output()
-        record = self._screen.complete(record, output)
+        self._session.runner.take_output()
         self.records.append(record)
         if record.outcome != Outcome.OK:
             self._first_reports.note_failure(task.name)

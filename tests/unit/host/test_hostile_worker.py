@@ -18,7 +18,8 @@ import pytest
 
 from pytest_fa.host import client, fork_server, job_output
 from pytest_fa.host.client import Workers
-from pytest_fa.processes import children_of, marked_with, memory_bytes, read_scheduling
+from pytest_fa.host.scheduling import read_scheduling
+from pytest_fa.processes import children_of, marked_with, memory_bytes
 from pytest_fa.wire import channel as channel_module
 from pytest_fa.wire.channel import MAX_MESSAGE_BYTES, Channel, Garbage
 from pytest_fa.wire.jobs import CaseJob, encode

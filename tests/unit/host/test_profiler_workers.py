@@ -10,19 +10,24 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.catalog.variant import Device
 from pytest_fa.host.client import Workers
 from pytest_fa.host.fork_server import ForkServer, ProcessRole, Worker
 from pytest_fa.host.profiler_workers import PROFILED, ProfilerWorkers
 from pytest_fa.options.options import Options
+from pytest_fa.records.environment import Gpu
 from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import RecordKind
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.wire.jobs import CaseJob, CaseResult, PrepareProfiler, ProfilerJob, ProfilerResult
 from tests.factories import PYTHON_SOURCE, options, speed
+from tests.fake_nvml import pretend
 from tests.worker_jobs import TINY, JobOfSource
+
+KINDS: tuple[RecordKind, ...] = ("correct", "speed", "speed")
+H200 = Gpu("NVIDIA H200", "GPU-aaaa", (9, 0), "580.1", "13.1")
 
 
 def profiler_job(job_of_source: JobOfSource) -> ProfilerJob:
@@ -138,27 +143,33 @@ def runner_of(run_options: Options, calls: list[str]) -> CaseRunner:
     return CaseRunner(run_options, builds, RecordFactory(run_options), Jobs(calls), WritesDown(calls))
 
 
+@pytest.mark.usefixtures("fresh_gpu")
 @pytest.mark.parametrize(
-    ("has_timings", "device", "unprotected", "expected"),
+    ("has_timings", "gpus", "unprotected", "expected"),
     [
-        (True, "cuda", "", ["check", "prepare", "wait", "time", "wait", "time"]),
-        (False, "cuda", "", ["check", "wait", "time", "wait", "time"]),
-        (True, "cpu", "", ["check", "wait", "time", "wait", "time"]),
-        (True, "cuda", "one process on the GPU", ["check", "wait", "time", "wait", "time"]),
+        (True, [H200], "", ["check", "prepare", "wait", "time", "wait", "time"]),
+        (False, [H200], "", ["check", "wait", "time", "wait", "time"]),
+        (True, [], "", ["check", "wait", "time", "wait", "time"]),
+        (True, [H200], "one process on the GPU", ["check", "wait", "time", "wait", "time"]),
     ],
 )
 def test_it_is_ready_before_anything_is_timed(  # a case has four parts
+    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     job_of_source: JobOfSource,
-    has_timings: bool,  # noqa: FBT001  # a parameter
-    device: Device,
+    gpus: list[Gpu],
     unprotected: str,
     expected: list[str],
+    *,
+    has_timings: bool,
 ) -> None:
     """It is prepared after a check on a GPU, if timings follow, and waited for before a job that times."""
+    pretend(monkeypatch, *gpus)
+    monkeypatch.setattr("pytest_fa.host.timing_lock.SHARED_FOLDERS", (tmp_path,))  # where locks are
     calls: list[str] = []
     runner = runner_of(options(tmp_path), calls)
     runner.has_timings, runner.workers.unprotected = has_timings, unprotected
-    for is_timed in (False, True, True):
-        runner._result_of(job_of_source(PYTHON_SOURCE, device=device, time=is_timed))
+    job = job_of_source(PYTHON_SOURCE)
+    for kind in KINDS:
+        runner.run(job.variant, job.case, kind)
     assert [call for call in calls if not call.startswith("profile")] == expected

@@ -14,7 +14,7 @@ from pytest_fa.plugin.state import FILES_KEY, IMPORTS_KEY
 from pytest_fa.plugin.terminal import Results
 from pytest_fa.records.log import RecordLog
 from pytest_fa.records.outcome import Outcome
-from pytest_fa.records.record import Record, to_builtins
+from pytest_fa.records.record import Record
 from pytest_fa.records.written import read_written_or_none
 from tests.factories import options, record
 
@@ -114,7 +114,7 @@ def test_a_lost_record_outweighs_a_missing_verdict(tmp_path: Path) -> None:
     results = Results(options(tmp_path))
     undecided = record(kind="gate", outcome=Outcome.INCONCLUSIVE)
     times = {"when": "call", "start": 1.0, "stop": 2.0, "duration": 1.0}
-    report = SimpleNamespace(failed=True, fa_record=to_builtins(undecided), fa_companion=False, **times)
+    report = SimpleNamespace(failed=True, fa_record=undecided, fa_companion=False, **times)
     results.take(report)
     assert results.exit_status(pytest.ExitCode.TESTS_FAILED) == INCONCLUSIVE
     results.file.lost = "a full disk"

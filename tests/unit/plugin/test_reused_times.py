@@ -11,7 +11,7 @@ import pytest
 
 from pytest_fa.plugin import left_out
 from pytest_fa.plugin.terminal import Results
-from pytest_fa.records.record import Record, to_builtins
+from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Clocks, Speed
 from pytest_fa.session.baseline_choice import LeftOut
 from tests.factories import OK, SHAPE, SMALL_SHAPE, options, record, speed
@@ -41,7 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
     results = Results(options(tmp_path))
     own = record("mine", kind="speed", check=OK, speed=speed(9.0))
     times = {"when": "call", "start": 1.0, "stop": 2.0, "duration": 1.0}
-    results.take(SimpleNamespace(failed=False, fa_record=to_builtins(own), fa_companion=False, **times))
+    results.take(SimpleNamespace(failed=False, fa_record=own, fa_companion=False, **times))
     return results
 
 
@@ -96,7 +96,7 @@ def test_a_shape_in_e4m3_has_the_recent_time_of_the_one_in_fp16(tmp_path: Path, 
     fp8 = Results(options(tmp_path / "fp8"))
     own = record("mine", f"{SHAPE.replace('fp16', 'e4m3')}-seed0", kind="speed", check=OK, speed=speed(9.0))
     times = {"when": "call", "start": 1.0, "stop": 2.0, "duration": 1.0}
-    fp8.take(SimpleNamespace(failed=False, fa_record=to_builtins(own), fa_companion=False, **times))
+    fp8.take(SimpleNamespace(failed=False, fa_record=own, fa_companion=False, **times))
     for results in (run, fp8):
         results.finish(CONFIG)
     assert names(fp8.shown_records) == [("mine", SHAPE.replace("fp16", "e4m3")), ("sdpa_cudnn", SHAPE)]
@@ -106,7 +106,7 @@ def test_a_run_without_times_shows_none(run: Results, tmp_path: Path) -> None:
     """Nothing is compared in a run that only checks."""
     checked = Results(options(tmp_path / "other"))
     times = {"when": "call", "start": 1.0, "stop": 2.0, "duration": 1.0}
-    own = to_builtins(record("mine", check=OK))
+    own = record("mine", check=OK)
     checked.take(SimpleNamespace(failed=False, fa_record=own, fa_companion=False, **times))
     for each in (run, checked):
         each.finish(CONFIG)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.features.ncu.plugin import NcuOptions
 from pytest_fa.features.sanitize.plugin import SanitizeOptions
 from pytest_fa.features.selftest.plugin import SelftestOptions
+from pytest_fa.host.job_output import RECORD_CHARACTERS
 from pytest_fa.records.outcome import Outcome
-from pytest_fa.records.record import RecordKind
-from pytest_fa.session.record_factory import RecordFactory
+from pytest_fa.records.record import Ablation, RecordKind
+from pytest_fa.records.tool_results import Sanitized
+from pytest_fa.session.record_factory import Asker, RecordFactory
 from pytest_fa.session.rerun import rerun_command
 from pytest_fa.wire.jobs import CaseResult
 from tests.factories import options, variant
 
 CASE = parse_case("b1h2s64d64-fp16-seed3")
 RESULT = CaseResult(Outcome.OK, "", ())
+KINDS: tuple[RecordKind, ...] = ("speed", "build")
 
 
 @pytest.mark.parametrize(
@@ -81,3 +85,47 @@ def test_stages_that_were_not_reached_are_named(tmp_path: Path) -> None:
         "correct": "not reached",
         "speed": "not reached",
     }
+
+
+def test_a_failed_record_has_what_its_test_knows(tmp_path: Path) -> None:
+    """Other plugins, the command of a user's own test, the end of the output, and whether the case is a claim."""
+    factory, own = RecordFactory(options(tmp_path, rerun=("pytest",))), "tests/test_mine.py::test_it[mine]"
+    factory.asker = Asker(("randomly",), own, lambda: f"first{'.' * RECORD_CHARACTERS}", lambda *_: True)
+    wrong = factory.make("correct", variant("mine"), CASE, CaseResult(Outcome.WRONG, "", ()))
+    assert wrong.rerun_command == f"pytest --fa-variant=mine --fa-case={CASE.id} '{own}'"
+    assert (wrong.other_plugins, wrong.output, wrong.is_claim) == (("randomly",), "." * RECORD_CHARACTERS, True)
+    right = factory.make("speed", variant("mine"), CASE, RESULT)
+    assert (right.output, right.is_claim) == ("", False)
+
+
+def test_a_record_for_no_test_has_none_of_it(tmp_path: Path) -> None:
+    """Without a test that asks, as from Python, a record names no plugin and has no output."""
+    record = RecordFactory(options(tmp_path)).make("correct", variant("mine"), CASE, CaseResult(Outcome.WRONG, "", ()))
+    assert (record.other_plugins, record.output, record.is_claim) == ((), "", False)
+
+
+def test_only_the_record_of_a_case_says_what_an_ablation_omits(tmp_path: Path) -> None:
+    """The record of the ablation's build is one of a build like any other."""
+    ablation = msgspec.structs.replace(variant("mine"), omits="softmax", parent="whole")
+    factory = RecordFactory(options(tmp_path))
+    records = [factory.make(kind, ablation, CASE, RESULT) for kind in KINDS]
+    assert [each.ablation for each in records] == [Ablation("softmax", "whole"), None]
+
+
+def test_the_payload_of_a_feature_is_printable(tmp_path: Path) -> None:
+    """A tool's words may be those of a kernel; the id has the name of the tool."""
+    found = Sanitized("memcheck", "found", "a \x1b[31m red line", "", 0.0, ())
+    factory = RecordFactory(options(tmp_path, parts=(SanitizeOptions(("memcheck", "racecheck")),)))
+    record = factory.make("sanitize", variant("mine"), CASE, RESULT, tool="memcheck", sanitized=found)
+    assert record.sanitized is not None
+    assert (record.sanitized.message, record.id) == (r"a \x1b[31m red line", f"mine-{CASE.id}-memcheck")
+    assert "--fa-sanitize=memcheck " in record.rerun_command
+
+
+def test_a_wrong_case_is_the_record_of_the_test_that_needed_it(tmp_path: Path) -> None:
+    """A profile of a wrong variant has the record of its check, with its command unless another is given."""
+    factory = RecordFactory(options(tmp_path, rerun=("pytest",)))
+    check = factory.make("correct", variant("mine"), CASE, CaseResult(Outcome.WRONG, "too far", ()))
+    profile, gate = factory.of_kind("profile", check), factory.of_kind("gate", check, "pytest --fa-gate=0.9")
+    assert (profile.kind, profile.message, profile.rerun_command) == ("profile", "too far", check.rerun_command)
+    assert (gate.kind, gate.rerun_command) == ("gate", "pytest --fa-gate=0.9")

@@ -1,0 +1,40 @@
+"""A report that goes to another process: its record is JSON on the way and a value on both sides."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_fa.plugin import hooks
+from tests.factories import RECORD
+
+
+def registered() -> pytest.PytestPluginManager:
+    """The hooks of this package beside one that makes a report from data and data from a report."""
+
+    class Core:
+        def pytest_report_to_serializable(self, report: SimpleNamespace) -> dict[str, object]:
+            return vars(report).copy()
+
+        def pytest_report_from_serializable(self, data: dict[str, object]) -> SimpleNamespace:
+            return SimpleNamespace(**data)
+
+    ours = SimpleNamespace(
+        pytest_report_to_serializable=hooks.pytest_report_to_serializable,
+        pytest_report_from_serializable=hooks.pytest_report_from_serializable,
+    )
+    manager = pytest.PytestPluginManager()
+    manager.register(Core())
+    manager.register(ours)
+    return manager
+
+
+@pytest.mark.parametrize("report", [SimpleNamespace(fa_record=RECORD), SimpleNamespace(nodeid="of another plugin")])
+def test_a_report_is_the_same_on_both_sides(report: SimpleNamespace) -> None:
+    """What is sent is JSON, and what is received has a record that equals the one that was sent."""
+    manager = registered()
+    data = manager.hook.pytest_report_to_serializable(config=None, report=report)
+    received = manager.hook.pytest_report_from_serializable(config=None, data=json.loads(json.dumps(data)))
+    assert received == report
