@@ -79,7 +79,6 @@ class RecordFactory:
             builds=builds,
             check=result.check,
             speed=result.speed,
-            gate=None,
             repeats=result.repeats,
             diagnosis=result.diagnosis,
             fingerprints=result.fingerprints,

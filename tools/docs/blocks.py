@@ -16,6 +16,7 @@ from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.features.gate.noise_table import noise_rows
 from pytest_fa.features.html.margins import worst_margins
 from pytest_fa.features.ncu.bottleneck import bottleneck_of
+from pytest_fa.features.ncu.nsight_report import CountedKernel, NsightReport
 from pytest_fa.features.selftest.exploit_lines import exploit_rows, twin_rows
 from pytest_fa.options.flags import all_options
 from pytest_fa.records.ceilings import read_ceilings
@@ -23,7 +24,6 @@ from pytest_fa.records.log import read_records
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
-from pytest_fa.records.tool_results import CountedKernel
 from pytest_fa.table.answer import RunFacts, answer_lines
 from pytest_fa.table.layout import table_lines
 from pytest_fa.table.rows import launched_kernels, make_groups
@@ -132,7 +132,11 @@ def _bottlenecks(spec: BottleneckSpec, root: Path) -> str:
     rows = ["| variant | kernel | bottleneck | decided by |", "| --- | --- | --- | --- |"]
     for variant in spec.variants.split(","):
         records = [each for each in read_records(root / spec.profiles / f"{variant}.jsonl") if each.kind == "profile"]
-        reports = [each.nsight for each in records if each.nsight and each.case and each.case.shape_id == spec.case]
+        reports = [
+            report
+            for each in records
+            if (report := NsightReport.of(each)) and each.case and each.case.shape_id == spec.case
+        ]
         report = next((each for each in reports if each.preset == "verdict"), reports[0] if reports else None)
         if report is None:
             rows.append(f"| `{variant}` | - | not measured | - |")
@@ -206,7 +210,9 @@ def _screen(spec: ScreenSpec, root: Path) -> str:
         raise TableProblem(f"fa-screen: width is {spec.width!r} (allowed: 10 to 9999)")
     saved = [record for name in spec.variants.split(",") for record in _records(spec.profiles, root, name)]
     shapes = spec.cases.split(",")
-    records = [record for record in saved if record.case and record.case.shape_id in shapes and not record.nsight]
+    records = [
+        record for record in saved if record.case and record.case.shape_id in shapes and not NsightReport.of(record)
+    ]
     path = root / spec.profiles
     lines = table_lines(make_groups(records, read_ceilings(path.parent, path.name)), int(spec.width))
     texts = [line.text for line in (*lines, *answer_lines(records, RunFacts()))]
