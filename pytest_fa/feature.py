@@ -161,7 +161,8 @@ class Feature:
 
     `read` returns its part of `Options`, or None if the feature is not used; it raises `UsageProblem`.  If it is used,
     the class `Hooks` of the module `hooks` in its folder becomes a plugin of pytest.  `run_methods` are the methods
-    that it adds to the fixture `fa_run`, `fixtures` those that the module `fixtures` defines.
+    that it adds to the fixture `fa_run`, `fixtures` those that the module `fixtures` defines.  `added` names the type
+    of what it adds to a record, a `records.added.Added`: `gated:Gate` is `Gate` in the module `gated` of its folder.
     """
 
     name: str
@@ -173,6 +174,7 @@ class Feature:
     markers: tuple[str, ...] = ()
     fixtures: tuple[str, ...] = ()
     has_hooks: bool = True
+    added: str = ""
     requires: tuple[str, ...] = ()
     commands: tuple[Subcommand, ...] = ()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fa.features.ncu.nsight_report import CountedKernel
 from pytest_fa.features.ncu.raw_table import read_raw_table
 from pytest_fa.records.environment import find_gpu
-from pytest_fa.records.tool_results import CountedKernel
 from tests.factories import FAKES, RECORDED
 
 

@@ -286,9 +286,12 @@ def _write_lines(terminal: pytest.TerminalReporter, lines: list[TextLine]) -> No
 
 
 def _is_saved(record: Record) -> bool:
-    """Whether `--fa-save` saves a record: every gate, and what is right, but no build and no timing without a time.
+    """Whether `--fa-save` saves a record: what is right, but no build and no timing without a time.
+
+    What a feature added to a record is saved unless it says that the variant is wrong, or that nothing was measured.
 
     With `--benchmark-disable` nothing is timed, and such a record would replace a saved time.
     """
     is_untimed = record.kind == "speed" and record.speed is None
-    return record.gate is not None or (record.outcome == Outcome.OK and record.kind != "build" and not is_untimed)
+    has_answer = bool(record.added) and record.outcome.defect is None and record.outcome != Outcome.NOT_MEASURED
+    return has_answer or (record.outcome == Outcome.OK and record.kind != "build" and not is_untimed)

@@ -40,7 +40,7 @@ USUAL: dict[type[msgspec.Struct], Content] = {
         "message": "",
         "caught_by": (),
         "builds": (),
-        **dict.fromkeys(("check", "repeats", "diagnosis", "speed", "gate")),
+        **dict.fromkeys(("check", "repeats", "diagnosis", "speed")),
     },
     Check: {"policy": "same_precision", "passed": True, "nonfinite_count": 0, "bad_count": 0, "first_bad": None},
     Bound: {"holds": True},
@@ -98,6 +98,8 @@ def _content(record: Record, whole: Content) -> Content:
         content["check"]["bounds"] = [
             _row(*each) for each in zip(record.check.bounds, whole["check"]["bounds"], strict=True)
         ]
+    if record.added:
+        content["added"] = {name: _slim(each, whole["added"][name]) for name, each in record.added.items()}
     if record.costs:
         content["costs"] = _row(record.costs, whole["costs"])
     content |= {name: _rounded(content[name]) for name in SECONDS if name in content}

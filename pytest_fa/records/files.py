@@ -181,9 +181,9 @@ def _decoded(data: bytes, decode: Callable[[bytes], AnyDecoded]) -> AnyDecoded |
 def record_key(content: Mapping[str, object]) -> tuple[str, ...]:
     """Return the key of a record: a new record replaces a saved one that has the same.
 
-    The id of a gate is only its variant's name; its rerun command adds the ratio, the baseline and the cases.
+    Without a case, as of a gate, the id is only the variant's name; the rerun command adds what was asked.
     """
-    fields = ("kind", "id", "rerun_command") if content.get("kind") == "gate" else ("kind", "id")
+    fields = ("kind", "id", "rerun_command") if content.get("case", "") is None else ("kind", "id")
     return tuple(str(content.get(field)) for field in fields)
 
 

@@ -106,10 +106,10 @@ def replace_records(path: Path, records: list[Record]) -> None:
 def save_records(records: list[Record], folder: Path, root: Path | None = None) -> list[Path]:
     """Save records in `<folder>/<gpu>/<variant>.jsonl`, with paths relative to `root`; return the files written.
 
-    A record replaces the saved record of the same kind and id, also one of an earlier schema; for gates, the rerun
-    command must be equal as well.  All other lines stay, and those that are no records of this version stay unchanged.
-    The lines are compact: what records share is written once.  The new file is written next to the old one and renamed,
-    so that a kill does not damage the old file.
+    A record replaces the saved record of the same kind and id, also one of an earlier schema; without a case, as of a
+    gate, the rerun command must be equal as well.  All other lines stay, and those that are no records of this version
+    stay unchanged.  The lines are compact: what records share is written once.  The new file is written next to the old
+    one and renamed, so that a kill does not damage the old file.
 
     Raises `UnreadableRecords` for a file that cannot be read, which is not written.
     """
@@ -169,7 +169,9 @@ def _copy_line(source: BinaryIO, length: int, target: BinaryIO) -> None:
 
 
 def _key(record: Record) -> tuple[str, ...]:
-    return record_key({"kind": record.kind, "id": record.id, "rerun_command": record.rerun_command})
+    return record_key(
+        {"kind": record.kind, "id": record.id, "case": record.case, "rerun_command": record.rerun_command}
+    )
 
 
 def _without_local_paths(line: bytes, root: Path | None) -> bytes:

@@ -1,8 +1,8 @@
 """What came of one test: every outcome of a record, and all that other modules need to know about it, in one table.
 
-Smaller vocabularies say something else and have types of their own: the state of one stage (`record.StageState`), the
-three verdicts of a gate's statistics (`gated.GateVerdict`), how a program of NVIDIA ended (`tool_results`), how two
-sides compare, and the results of a sweep's trial and of the command `judge`, which take their failures from `Defect`.
+Smaller vocabularies say something else and have types of their own: the state of one stage (`record.StageState`), how
+the program or the statistics of a feature ended, how two sides compare, and the results of a trial and of the command
+`judge`, which take their failures from `Defect`.
 """
 
 from __future__ import annotations

@@ -8,11 +8,13 @@ import msgspec
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import UsageProblem
+from pytest_fa.records.added import Added, added_kinds, added_types
 from pytest_fa.records.compact import Content, completed, read_part
-from pytest_fa.records.record import SCHEMA, Record, RecordKind, to_json
+from pytest_fa.records.record import JUDGED_KINDS, SCHEMA, Record, RecordKind, to_json
 from pytest_fa.records.text import printable_struct
 
-WITH_CASE: tuple[RecordKind, ...] = ("correct", "property", "speed", "profile", "sanitize")
+_ADDED = added_types()  # imported with this module, so that reading a record later imports nothing
+_WITH_CASE: tuple[RecordKind, ...] = (*JUDGED_KINDS, *added_kinds(spans_cases=False))
 _CURRENT_START = f'{{"schema":{SCHEMA},'.encode()  # the first bytes of a line of a run
 
 
@@ -35,7 +37,7 @@ def read_record(data: bytes | str | dict[str, Any]) -> Record:
     record = _convert(data.encode() if isinstance(data, str) else data)
     if problem := _problem_of_case(record):
         raise msgspec.ValidationError(problem)
-    return record
+    return msgspec.structs.replace(record, added=_typed(record.added)) if record.added else record
 
 
 def why_unreadable(record: Record) -> str:
@@ -71,6 +73,19 @@ def _convert(data: bytes | dict[str, Any]) -> Record:
     return msgspec.convert(content, Record)
 
 
+def _typed(added: Content) -> Content:
+    """What features added, each with the type of its feature.  What an absent feature added stays as it is."""
+    return {name: _value_of(name, value) if name in _ADDED else value for name, value in added.items()}
+
+
+def _value_of(name: str, value: Any) -> Added:  # noqa: ANN401  # JSON
+    """What a feature added.  Raises `msgspec.ValidationError` with its place in the record."""
+    try:
+        return msgspec.convert(value, _ADDED[name])
+    except msgspec.ValidationError as problem:
+        raise msgspec.ValidationError(str(problem).replace("`$", f"`$.added.{name}", 1)) from None
+
+
 def _require_schema(content: Any) -> None:  # noqa: ANN401  # any JSON
     """Raise `EarlierRecord` or `msgspec.ValidationError` for another schema than that of this version."""
     schema = content.get("schema") if isinstance(content, dict) else None
@@ -83,7 +98,7 @@ def _require_schema(content: Any) -> None:  # noqa: ANN401  # any JSON
 def _problem_of_case(record: Record) -> str:
     """Return why the record's case cannot be one, such as 8 heads that share 3 key/value heads; empty if it can."""
     if record.case is None:
-        return f"a record of kind {record.kind} has no case" if record.kind in WITH_CASE or record.speed else ""
+        return f"a record of kind {record.kind} has no case" if record.kind in _WITH_CASE or record.speed else ""
     try:
         parse_case(record.case.id)
     except UsageProblem as problem:

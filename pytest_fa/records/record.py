@@ -13,11 +13,9 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.records.built import Build
 from pytest_fa.records.checks import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.costs import Costs
-from pytest_fa.records.gated import Gate
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.ranges import Name, Rate, Seconds
 from pytest_fa.records.timing import Speed
-from pytest_fa.records.tool_results import NsightReport, Sanitized
 
 SCHEMA = 6
 
@@ -111,13 +109,11 @@ class Record(msgspec.Struct, frozen=True):
     repeats: Repeats | None
     diagnosis: Diagnosis | None
     speed: Speed | None
-    gate: Gate | None
     environment: Environment
     source: Source
     measured_at: str
     rerun_command: str
-    nsight: NsightReport | None = None
-    sanitized: Sanitized | None = None
+    added: dict[str, Any] = {}  # by the name of the feature that added it; `added.py` has the types
     ablation: Ablation | None = None
     other_plugins: tuple[str, ...] = ()  # which could have changed this run, besides pytest's and this package
     fingerprints: Fingerprints | None = None

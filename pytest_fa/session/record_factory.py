@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,6 +15,7 @@ from pytest_fa.catalog.own_tolerance import own_tolerance
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.host.job_output import RECORD_CHARACTERS
 from pytest_fa.options.options import Options
+from pytest_fa.records.added import Added
 from pytest_fa.records.built import Build
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.environment import read_environment
@@ -87,13 +88,13 @@ class RecordFactory:
         *,
         tool: str = "",
         rerun: str = "",
-        **payload: Any,  # noqa: ANN401  # each of its own type
+        added: Added | None = None,
     ) -> Record:
         """The record of one result.  The role of a variant whose manifest cannot be read is `candidate`.
 
         If the sources of a variant are not those of its first record, the outcome is `build_changed`.  `tool` is the
         test's tool, if there are several.  `rerun` is the command that repeats the test of the shipped suite, if it is
-        not the usual one of this kind.  `payload` are the fields of a feature.
+        not the usual one of this kind.  `added` is what a feature adds.
         """
         sources = source_hashes(variant, self.options.rootdir) if isinstance(variant, Variant) else {}
         if changed := _changed(self._sources.setdefault(variant.name, sources), sources):
@@ -135,7 +136,7 @@ class RecordFactory:
             is_claim=kind == "correct" and self._is_claim(variant, case),
             other_plugins=self.asker.other_plugins,
             output="" if result.outcome == Outcome.OK else self.asker.printed()[-RECORD_CHARACTERS:],
-            **{"gate": None, **payload},
+            added={added.feature: added} if added else {},
         )
         return printable_struct(record)  # a kernel's words may be in it
 

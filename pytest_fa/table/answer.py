@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pytest_fa.catalog.variant import COMPANION_ROLES
+from pytest_fa.feature import features
+from pytest_fa.records.added import Proposal, added_kinds, added_types
 from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.outcome import WORST_FIRST, Outcome, State
 from pytest_fa.records.record import JUDGED_KINDS, Record
@@ -25,8 +27,6 @@ from pytest_fa.table.failure import failure_text
 from pytest_fa.table.layout import Style, TextLine
 from pytest_fa.table.rows import NOT_ATTENTION, ratio_text
 from pytest_fa.table.tolerance_lines import tolerance_part
-
-TOOL_KINDS = ("gate", "profile", "sanitize")  # a run of these need not time anything
 
 Times = dict[str, dict[str, Speed]]  # by variant, then by shape id
 
@@ -79,18 +79,14 @@ def answer_lines(records: list[Record], run: RunFacts) -> list[TextLine]:
 
 
 def _style(records: list[Record], run: RunFacts) -> Style:
-    """Red for a run that failed, yellow for gates without a verdict, else green."""
-    if (
-        run.failures
-        or run.has_failed
-        or any(_is_failure(each) or each.outcome == Outcome.GATE_FAILED for each in records)
-    ):
+    """Red for a run that failed, yellow for a test without a verdict, else green."""
+    if run.failures or run.has_failed or any(record.outcome.is_failure for record in records):
         return "red"
     return "yellow" if any(record.outcome == Outcome.INCONCLUSIVE for record in records) else "green"
 
 
 def _cause(records: list[Record]) -> str:
-    """The first line of the first failure; without a failure, of the first gate that could not be decided."""
+    """The first line of the first failure; without a failure, of the first test that could not be decided."""
     without_verdict = [record for record in records if _has_no_verdict(record)]
     first = next((record for record in (*filter(_is_failure, records), *without_verdict)), None)
     return f"{first.id}: {failure_text(first).splitlines()[0]}" if first and first.message else ""
@@ -111,24 +107,25 @@ def _about_one(group: list[Record], records: list[Record], times: Times, why_not
         parts.append(f"right in {len(judged)} of {len(judged)}")
     elif built and not is_failed:
         parts.append(f"built for {', '.join(built)}")
-    parts += _tool_parts(group)
+    parts += [words for each in added_types().values() for words in each.words(group)]
     if times.get(name):
         parts.append(_versus_baseline(name, records, times))
-    elif not is_failed and not any(record.kind in TOOL_KINDS for record in group):
+    elif not is_failed and not any(record.kind in added_kinds() for record in group):
         parts.append(_not_timed(name, judged, why_not_run))
     return f"{name}: {'; '.join([*parts, *_failed_companions(records)])}"
 
 
 def _failure_parts(group: list[Record]) -> list[str]:
-    """The kind of the first failed judgement with the number of all, then the failures of builds, gates and tools."""
+    """The kind of the first failed judgement with the number of all, then the failures of builds and of features."""
     judged = [record for record in group if _is_judged(record)]
     failed = [record for record in judged if _is_failure(record)]
     parts = []
     if failed:
         count = f" in {len(failed)} of {len(judged)}" if failed[0].outcome != Outcome.NOT_BUILT else ""
         parts.append(f"{_words(failed[0])}{count}")
+    prefixes = {each.kind: each.prefix for each in added_types().values()}
     others = [record for record in group if _is_failure(record) and not _is_judged(record)]
-    parts += [f"{'gate: ' * (record.kind == 'gate')}{_words(record)}" for record in others]
+    parts += [f"{prefixes.get(record.kind, '')}{_words(record)}" for record in others]
     return list(dict.fromkeys(parts))
 
 
@@ -141,9 +138,8 @@ def _about_many(by_variant: dict[str, list[Record]], records: list[Record], time
     states = Counter(state_of(group) for group in by_variant.values())
     counts = [f"{states[state]} {state}" for state in State if states[state]]
     parts = [f"{len(by_variant)} variants: {', '.join(counts)}"]
-    gates = [record for group in by_variant.values() for record in group if record.kind == "gate"]
-    if verdicts := Counter(record.gate.verdict if record.gate else "no verdict" for record in gates):
-        parts.append("gates: " + ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
+    subjects = [record for group in by_variant.values() for record in group]
+    parts += [words for each in added_types().values() for words in each.words_of_many(subjects)]
     fastest = _fastest(times)
     if fastest:
         parts.append(_about_fastest(fastest, records, times))
@@ -172,29 +168,17 @@ def judged_counts(group: list[Record]) -> tuple[int, int]:
 
 
 def _is_failure(record: Record) -> bool:
-    return record.outcome.is_failure and not record.gate
+    return record.outcome.defect is not None
 
 
 def _has_no_verdict(record: Record) -> bool:
-    """Whether a gate ended before it could have a verdict."""
-    return record.outcome == Outcome.INCONCLUSIVE and record.gate is None
+    """Whether a feature ended before it could have a verdict."""
+    return record.outcome == Outcome.INCONCLUSIVE and not record.added
 
 
 def _is_judged(record: Record) -> bool:
     has_verdict = record.check is not None or record.kind == "property" or _is_failure(record)
     return record.kind in JUDGED_KINDS and has_verdict
-
-
-def _tool_parts(group: list[Record]) -> list[str]:
-    """What the gates, the profiler and the sanitizers say."""
-    parts = [f"gate {record.gate.verdict} (< {record.gate.ratio:g} x baseline)" for record in group if record.gate]
-    parts += ["no verdict"] * any(_has_no_verdict(record) for record in group)
-    profiles = {record.outcome for record in group if record.kind == "profile"} & {Outcome.OK, Outcome.NOT_MEASURED}
-    parts += ["profiled" if Outcome.OK in profiles else "not profiled"] if profiles else []
-    clean = [record.sanitized.tool for record in group if record.sanitized and record.outcome == Outcome.OK]
-    parts += [f"clean under {', '.join(dict.fromkeys(clean))}"] if clean else []
-    is_unchecked = any(record.kind == "sanitize" and record.outcome == Outcome.NOT_MEASURED for record in group)
-    return [*parts, *(["not checked by compute-sanitizer"] if is_unchecked and not clean else [])]
 
 
 def _failed_companions(records: list[Record]) -> list[str]:
@@ -286,9 +270,8 @@ def _next_command(subjects: list[Record], records: list[Record], times: Times, r
     undecided = [record for record in subjects if record.outcome == Outcome.INCONCLUSIVE]
     if failed or undecided:
         return f"rerun: {(failed or undecided)[0].rerun_command}"
-    bottlenecks = [record.nsight.longest.bottleneck for record in subjects if record.nsight and record.nsight.longest]
-    if bottlenecks and bottlenecks[0]:
-        return f"bottleneck: {bottlenecks[0].sentence}"
+    if line := next(filter(None, (each.last_line(subjects) for each in added_types().values())), ""):
+        return line
     if run.failures:
         return ""
     name = _fastest(times)
@@ -300,11 +283,10 @@ def _next_with_times(name: str, subjects: list[Record], records: list[Record], t
     if any(speed.is_on_cpu for speed in times[name].values()):
         save = f"to compare with a later run: {_command(run, name, '--benchmark-save=before')}"
         return save if run.saves_times else ""
-    gates = [record.gate.verdict for record in subjects if record.gate]
-    if not gates and _is_faster(name, records, times):
-        return f"next: {_command(run, name, '--fa-gate=1.0')}"
-    is_profiled = any(record.kind == "profile" for record in subjects)
-    return "" if gates == ["PASS"] or is_profiled else f"why: {_command(run, name, '--ncu')}"
+    is_faster = _is_faster(name, records, times)
+    proposals = (each.proposal(subjects, is_faster=is_faster) for each in added_types().values())
+    proposal = next((each for each in proposals if each is not None), Proposal())
+    return f"{proposal.word}: {_command(run, name, *proposal.options)}" if proposal.options else ""
 
 
 def _next_without_times(subjects: list[Record], run: RunFacts) -> str:
@@ -324,5 +306,7 @@ def _is_faster(name: str, records: list[Record], times: Times) -> bool:
 
 
 def _command(run: RunFacts, name: str, *words: str) -> str:
-    first_words = [word for word in run.rerun if not word.startswith("--fa-gate") and word != "--benchmark-disable"]
+    """The command of a run with these words, without what features were asked in this run."""
+    asked = {"--benchmark-disable", *(row.flag for feature in features() for row in feature.options)}
+    first_words = [word for word in run.rerun if word.partition("=")[0] not in asked]
     return shlex.join([*first_words, f"--fa-variant={name}", *run.selection, *words])

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.scores import AXES, Computes
+from pytest_fa.records.added import added_to
 from pytest_fa.records.checks import WITH_POISON, Bound, Check, CrossCheck, Diagnosis, Index, Repeats
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
@@ -25,8 +26,7 @@ def failure_text(record: Record, of_features: Iterable[str] = ()) -> str:
     stages = ", ".join(f"{stage.name} {stage.state}" for stage in record.stages)
     lines.append(f"  stages: {stages}")
     lines += [f"  {line}" for line in of_features]
-    if record.sanitized is not None:
-        lines += [f"  {text}" for text in record.sanitized.findings]
+    lines += [f"  {line}" for added in added_to(record) for line in added.details()]
     computes = record.case.computes if record.case else "attention"
     if record.check is not None:
         lines += check_lines(record.check, computes)

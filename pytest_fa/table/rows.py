@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from pytest_fa.records.added import added_kinds
 from pytest_fa.records.agreement import is_call_too_short, is_unconfirmed
 from pytest_fa.records.built import Build, Kernel
 from pytest_fa.records.ceilings import Ceilings
@@ -22,7 +23,6 @@ from pytest_fa.table.tolerance_lines import tolerance_lines
 
 NOTHING = "-"
 SECONDS_PER_MINUTE = 60
-TOOL_KINDS = ("profile", "sanitize")  # shown as lines below the table instead
 NOT_ATTENTION = ("overhead", "ablation")  # roles of kernels that do not compute all of attention
 
 
@@ -81,9 +81,10 @@ def make_groups(
     In a group the fastest is first, candidates and baselines together; then what was not timed or is wrong; then what
     does not compute attention.  Properties that hold, and right outputs at cases of claims, have no row.
     """
+    tools = added_kinds(spans_cases=False)  # shown as lines below the table instead
     by_key: Groups = {}
     for record in records:
-        if record.case is not None and record.kind not in TOOL_KINDS:
+        if record.case is not None and record.kind not in tools:
             by_key.setdefault((record.case.shape_id, record.variant), []).append(record)
     with_cases = {variant for _, variant in by_key}
     builds = [record for record in records if record.kind == "build" and record.variant not in with_cases]
@@ -302,11 +303,11 @@ def launched_kernels(records: list[Record]) -> list[Kernel]:
 
 
 def _checks(records: list[Record]) -> str:
-    """The number of judgements, or of failed ones.  The pilot of a gate judges the same case once more: no count.
+    """The number of judgements, or of failed ones.  What spans cases judges them once more: no count.
 
     What was not built was not judged, so it has no count.
     """
-    counted = [each for each in records if each.kind != "gate"] or records
+    counted = [each for each in records if each.kind not in added_kinds(spans_cases=True)] or records
     judged = [
         each for each in counted if each.check is not None or each.kind == "property" or each.outcome != Outcome.OK
     ]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from pytest_fa.records.gated import Gate
-from pytest_fa.records.paired import PARTS
+from pytest_fa.records.added import added_to
 from pytest_fa.records.record import Record
 
 MAX_LINES = 5
@@ -36,8 +35,8 @@ def seconds_by_part(record: Record) -> Iterator[tuple[str, float]]:
     """The parts of a test in their order, each with its seconds, without those of its build.
 
     Besides the stages, these are the wait for other timings, the start of processes with the import of torch, the
-    first calls of a variant that compiles when it is called, and the profiler; for a gate, its pilot and the parts of
-    its processes.
+    first calls of a variant that compiles when it is called, and the profiler, and what features
+    name.
     """
     stages = [stage for stage in record.stages if stage.name != "build"]
     if record.costs is not None:
@@ -49,15 +48,8 @@ def seconds_by_part(record: Record) -> Iterator[tuple[str, float]]:
         yield stage.name, stage.seconds
     if record.costs is not None:
         yield "profiler", record.costs.profiler_seconds
-    if record.gate is not None:
-        yield from _gate_parts(record.gate)
-
-
-def _gate_parts(gate: Gate) -> Iterator[tuple[str, float]]:
-    """The pilot of a gate and the parts of all its processes; those of several GPUs run side by side."""
-    yield "gate: pilot", gate.pilot_seconds
-    for part, name in PARTS.items():
-        yield f"gate: {name}", gate.processes / gate.gpus * gate.part_seconds.get(part, 0.0)
+    for added in added_to(record):
+        yield from added.seconds_by_part()
 
 
 def _is_baseline_time(record: Record, name: str) -> bool:

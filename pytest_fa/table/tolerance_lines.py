@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pytest_fa.catalog.variant import COMPANION_ROLES
+from pytest_fa.records.added import added_kinds
 from pytest_fa.records.record import JUDGED_KINDS, Record
-
-TOLERANT_KINDS = (*JUDGED_KINDS, "gate")
 
 
 def own_tolerances(records: Iterable[Record]) -> dict[str, str]:
     """Return what the manifest of each candidate declares, if that made its checks less strict."""
+    judged = (*JUDGED_KINDS, *added_kinds(spans_cases=True))
     declared: dict[str, dict[str, None]] = {}
     for record in records:
-        if record.own_tolerance and record.kind in TOLERANT_KINDS and record.role not in COMPANION_ROLES:
+        if record.own_tolerance and record.kind in judged and record.role not in COMPANION_ROLES:
             declared.setdefault(record.variant, {})[record.own_tolerance] = None
     return {variant: max(texts, key=len) for variant, texts in declared.items()}
 

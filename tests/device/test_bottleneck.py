@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from pytest_fa.features.ncu.nsight import Nsight
-from pytest_fa.records.tool_results import BoundBy
+from pytest_fa.features.ncu.nsight_report import BoundBy
 from tests.device.conftest import BuildSource, job_of
 
 MANIFEST = """\

@@ -69,7 +69,7 @@ def test_no_time_is_gated(project: Project, run: Run, snapshot: SnapshotAssertio
     """The gate has no verdict, with the reason, and no process of a gate starts."""
     assert run.outcomes["test_gate[mine]"] == "failed"
     (record,) = [record for record in project.records if record.id == "mine" and record.kind == "gate"]
-    assert (record.outcome, record.gate) == ("inconclusive", None)
+    assert (record.outcome, record.added) == ("inconclusive", {})
     assert snapshot == record.message
 
 

@@ -9,11 +9,11 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.features.ncu import presets
+from pytest_fa.features.ncu.nsight_report import CountedKernel, NsightReport
 from pytest_fa.records.checks import Bound
 from pytest_fa.records.log import save_records
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.timing import Agreement, Clocks
-from pytest_fa.records.tool_results import CountedKernel, NsightReport
 from tests.factories import OK, RECORD, SHAPE, SMALL_SHAPE, check, record, speed
 from tools.docs.block import TableProblem
 from tools.docs.markdown import main, rewrite
@@ -114,7 +114,7 @@ def test_bottlenecks_quote_the_decisive_counters(tmp_path: Path, snapshot: Snaps
     counters = {presets.ACTIVE_MAX: 170.0, presets.ELAPSED_MAX: 175.0, presets.GRID: 32.0, presets.SMS: 132.0, **rates}
     kernel = CountedKernel("void ns::k<1>(int)", counters)
     profile = NsightReport("ok", "", "verdict", "ncu 1", 6.0, (), (kernel, CountedKernel("other(int)", {})))
-    record = msgspec.structs.replace(RECORD, kind="profile", variant="one", nsight=profile)
+    record = msgspec.structs.replace(RECORD, kind="profile", variant="one", added={"ncu": profile})
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "one.jsonl").write_bytes(to_json(record) + b"\n")
     assert record.case is not None

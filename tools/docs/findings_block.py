@@ -9,9 +9,9 @@ import msgspec
 
 from pytest_fa.features.html.margins import worst_margins
 from pytest_fa.features.ncu.bottleneck import bottleneck_of
+from pytest_fa.features.ncu.nsight_report import CountedKernel, NsightReport
 from pytest_fa.records.log import read_records
 from pytest_fa.records.timing import Speed
-from pytest_fa.records.tool_results import CountedKernel
 from pytest_fa.table.tool_lines import short_name
 from tools.docs.block import NOTHING, figure, names_in, one_of, read_words, records_of, some_names_in, table
 
@@ -80,8 +80,8 @@ def _bottlenecks(spec: Spec, root: Path) -> str:
     rows, shapes = [["variant", "kernel", "bottleneck", "decided by"]], some_names_in(spec.cases, "cases")
     for variant in names_in(spec.variants):
         path = root / spec.profiles / f"{variant}.jsonl"
-        records = [each for each in read_records(path) if each.kind == "profile"]
-        reports = [each.nsight for each in records if each.nsight and each.case and each.case.shape_id in shapes]
+        records = [each for each in read_records(path) if each.case and each.case.shape_id in shapes]
+        reports = NsightReport.all_of(records)
         report = next((each for each in reports if each.preset == "verdict"), reports[0] if reports else None)
         kernels = [_bottleneck_cells(kernel) for kernel in report.kernels] if report else []
         rows += [[f"`{variant}`", *cells] for cells in (kernels if report else [[NOTHING, "not measured", NOTHING]])]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from pytest_fa.features.ncu.nsight_report import NsightReport
 from pytest_fa.records.ceilings import read_ceilings
 from pytest_fa.table.answer import RunFacts, answer_lines
 from pytest_fa.table.layout import table_lines
@@ -30,7 +31,8 @@ def block(words: str, root: Path) -> str:
         raise TableProblem(f"fa-screen: width is {spec.width!r} (allowed: 10 to 9999)")
     path, shapes = root / spec.profiles, names_in(spec.cases)
     saved = [record for name in names_in(spec.variants) for record in records_of(root, spec.profiles, name)]
-    records = [record for record in saved if record.case and record.case.shape_id in shapes and not record.nsight]
+    at_shapes = [record for record in saved if record.case and record.case.shape_id in shapes]
+    records = [record for record in at_shapes if not NsightReport.of(record)]
     lines = table_lines(make_groups(records, read_ceilings(path.parent, path.name)), int(spec.width))
     texts = [line.text for line in (*lines, *answer_lines(records, RunFacts()))]
     return "\n".join(["```console", *texts, "```"])

@@ -10,6 +10,7 @@ import msgspec
 
 from pytest_fa.features.gate.decision import CONFIDENCE
 from pytest_fa.features.gate.gate_lines import gate_details, gate_lines
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable_struct
@@ -28,6 +29,11 @@ class ShownRecord(Record, frozen=True):
     def ok(self) -> bool:
         """Whether the outcome is `ok`: the output is correct, or the gate's verdict is PASS."""
         return self.outcome == Outcome.OK
+
+    @property
+    def gate(self) -> Gate | None:
+        """What a gate measured and decided; None for other records."""
+        return Gate.of(self)
 
     def __repr__(self) -> str:
         return as_text(self)
@@ -82,8 +88,9 @@ def as_html(record: Record) -> str:
 
 
 def _small_table(record: Record) -> SmallTable:
-    if record.gate is not None and record.gate.pairs:
-        return _gate_table(record)
+    gate = Gate.of(record)
+    if gate is not None and gate.pairs:
+        return _gate_table(record, gate)
     if record.case is not None:
         columns: tuple[Column, ...] = (VARIANT, Column("case", "case"), *SHAPE_COLUMNS)
         rows = [msgspec.structs.replace(row, case=record.case.id) for row in make_rows([record])]  # it has one seed
@@ -98,9 +105,8 @@ def _small_table(record: Record) -> SmallTable:
     return SmallTable(tuple(column.header for column in filled), cells, (*lines, *notes([record])))
 
 
-def _gate_table(record: Record) -> SmallTable:
+def _gate_table(record: Record, gate: Gate) -> SmallTable:
     """One row for each pair; below it the verdict, its reason, what it cost, and the excluded shapes."""
-    assert record.gate is not None  # noqa: S101  # the caller has looked
     rows = tuple(
         (
             record.variant,
@@ -109,9 +115,9 @@ def _gate_table(record: Record) -> SmallTable:
             _number(pair.ratio),
             f"{_number(pair.low)} to {_number(pair.high)}",
         )
-        for pair in record.gate.pairs
+        for pair in gate.pairs
     )
-    lines = gate_lines(record.variant, record.gate)
+    lines = gate_lines(record.variant, gate)
     below = (*lines[:2], *lines[2 + len(rows) :], *([f"  rerun: {record.rerun_command}"] if record.message else []))
     return SmallTable(("variant", "case", "baseline", "ratio", f"{100 * CONFIDENCE:g} % interval"), rows, below)
 

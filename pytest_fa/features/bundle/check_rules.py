@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.records.added import added_types
 from pytest_fa.records.checks import Bound, Check
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, RecordKind
@@ -32,14 +33,11 @@ ALLOWED = {
     ("absolute", "finite"): 0.0,
     ("absolute", "max"): 0.002,
 }
-STAGES: dict[RecordKind, tuple[str, ...]] = {
-    "build": ("build",),
+STAGES: dict[RecordKind, tuple[str, ...]] = {  # of other kinds, the build
     "correct": ("build", "launch", "sanity", "correct"),
     "property": ("build", "launch", "correct"),
     "speed": ("build", "launch"),
     "gate": ("build", "speed"),
-    "profile": ("build",),
-    "sanitize": ("build",),
 }
 CLOSE = 1e-6  # relative difference
 SHARE_OF_U, EARLIER_SHARE_OF_U = 0.75, 0.5  # that the bound `max` allows besides the error of the reference
@@ -53,7 +51,7 @@ def missing_evidence(record: Record) -> Iterator[str]:
     for stage, count in Counter(each.name for each in record.stages).items():
         if count > 1:
             yield f"stage {stage} occurs {count} times"
-    for name in STAGES.get(record.kind, ()):
+    for name in STAGES.get(record.kind, ("build",)):
         if states.get(name) != "ok":
             yield f"the outcome is ok, stage {name} is {states.get(name, 'missing')!r}"
     yield from _missing_results(record)
@@ -72,8 +70,7 @@ def missing_evidence(record: Record) -> Iterator[str]:
 
 def _missing_results(record: Record) -> Iterator[str]:
     """Yield what a record of its kind must have besides stages and a check."""
-    results = {"gate": record.gate, "profile": record.nsight, "sanitize": record.sanitized}
-    if record.kind in results and results[record.kind] is None:
+    if any(each.kind == record.kind and each.of(record) is None for each in added_types().values()):
         yield f"the outcome of a {record.kind} is ok, and it has no result"
     if record.kind == "correct" and not (record.repeats and record.repeats.count):
         yield "the outcome is ok, and the call was not repeated"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pytest_fa.features.gate.gated import OLDER_BUILD, Gate
 from pytest_fa.features.gate.pilot import near
 from pytest_fa.records.agreement import MIN_CALL_SHARE
-from pytest_fa.records.gated import OLDER_BUILD, Gate
 from pytest_fa.records.paired import CPU_METHOD
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU, Speed
@@ -22,8 +22,8 @@ def implausible(record: Record) -> list[str]:
     problems: list[str] = []
     if record.speed is not None:
         problems += _of_speed(record, record.speed)
-    if record.gate is not None:
-        problems += [*_of_gate(record.variant, record.gate), *_of_question(record, record.gate)]
+    if gate := Gate.of(record):
+        problems += [*_of_gate(record.variant, gate), *_of_question(record, gate)]
     return problems
 
 

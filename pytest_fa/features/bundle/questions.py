@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from pytest_fa.records.gated import Gate
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.records.record import Record
 
 ReplayLevel = Literal["build", "right", "fast"]
@@ -62,8 +62,8 @@ def commands_of(level: ReplayLevel, claimed: Iterable[Record]) -> Iterator[list[
         yield from _of_cases(claimed)
     else:
         for record in claimed:
-            if record.gate is not None:
-                yield [f"--fa-variant={record.variant}", *_question(record.gate), "-k", "test_gate"]
+            if gate := Gate.of(record):
+                yield [f"--fa-variant={record.variant}", *_question(gate), "-k", "test_gate"]
 
 
 def _of_cases(claimed: Iterable[Record]) -> Iterator[list[str]]:

@@ -15,14 +15,15 @@ from collections.abc import Iterator
 from pytest_fa.features.bundle.check_rules import missing_evidence, wrong_bounds
 from pytest_fa.features.gate.decision import ANALYSES, CONFIDENCE, EARLIER_SD_SHARES, MIN_SD_SHARE, Analysis, analyse
 from pytest_fa.features.gate.gate import OUTCOMES
+from pytest_fa.features.gate.gated import Gate, GatePair
 from pytest_fa.features.gate.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.features.gate.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval
 from pytest_fa.features.gate.pilot import OTHER_NODES, SLOWER_THAN_PILOT, BaselineTime, slower_than_pilot
+from pytest_fa.records.added import added_kinds
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.arm_orders import recorded_order
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.checks import Bound, Check
-from pytest_fa.records.gated import Gate, GatePair
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Record
@@ -47,8 +48,8 @@ def contradictions(record: Record, ceilings: Ceilings | None, known_sd: float) -
         problems += [*wrong_bounds(record.check, record.case), *_of_check(record.check, has_own_limits=dtype == "fp32")]
     if record.speed is not None:
         problems += _of_speed(record, record.speed, ceilings)
-    if record.gate is not None:
-        problems += _of_gate(record, record.gate, known_sd)
+    if gate := Gate.of(record):
+        problems += _of_gate(record, gate, known_sd)
     return problems
 
 
@@ -59,7 +60,7 @@ def _of_identity(record: Record) -> Iterator[str]:
     expected = f"{record.variant}-{record.case.id}" if record.case else record.variant
     if record.kind == "property":
         expected = f"{record.variant}-"  # and the property's name
-    is_whole = record.kind not in ("property", "profile", "sanitize")  # those add a name at the end
+    is_whole = record.kind not in ("property", *added_kinds(spans_cases=False))  # those add a name at the end
     if not (record.id == expected or (not is_whole and record.id.startswith(expected))):
         yield f"its id is {record.id!r}, variant and case give {expected!r}"
 

@@ -33,8 +33,8 @@ from pytest_fa.features.bundle.bundle_manifest import (
 from pytest_fa.features.bundle.libraries import LIBRARIES
 from pytest_fa.features.bundle.questions import ReplayLevel, ReplaySelection, RequestedLevel, commands_of, levels_of
 from pytest_fa.features.bundle.verify import verify_bundle
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.records.files import read_record_file
-from pytest_fa.records.gated import Gate
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Environment, Record
 from pytest_fa.records.text import printable
@@ -218,14 +218,15 @@ def _compare(
     kind = "correct" if level == "right" else "gate"
     results: dict[ResultKey, Record] = {(record.kind, _name(record)): record for record in new}
     for record in claimed:
-        if record.kind == kind and (record.gate is not None or level == "right"):
+        if record.kind == kind and (Gate.of(record) is not None or level == "right"):
             result = results.get((record.kind, _name(record))) or results.get((record.kind, record.id))
             answer, reason = _compare_records(record, result)
             yield Replayed(_name(record), answer, printable(reason))
 
 
 def _name(record: Record) -> str:
-    return f"{record.id} < {record.gate.ratio:g}" if record.gate else record.id
+    gate = Gate.of(record)
+    return f"{record.id} < {gate.ratio:g}" if gate else record.id
 
 
 def _compare_builds(manifest: BundleManifest, new: list[Record]) -> Iterator[Replayed]:
@@ -248,8 +249,8 @@ def _compare_builds(manifest: BundleManifest, new: list[Record]) -> Iterator[Rep
 def _compare_records(claim: Record, result: Record | None) -> tuple[Answer, str]:
     if result is None or result.outcome == Outcome.NOT_MEASURED:
         return "NOT COMPARABLE", "it did not run here (no such device, or skipped)"
-    if claim.gate is not None:
-        return _compare_gates(claim, claim.gate, result)
+    if gate := Gate.of(claim):
+        return _compare_gates(claim, gate, result)
     before, after = claim.fingerprints, result.fingerprints
     if before and after and before.inputs_sha256 != after.inputs_sha256:
         return "NOT COMPARABLE", "the random numbers of this machine's torch give other inputs"
@@ -262,18 +263,19 @@ def _compare_records(claim: Record, result: Record | None) -> tuple[Answer, str]
 def _compare_gates(claim: Record, gate: Gate, result: Record) -> tuple[Answer, str]:
     if claim.environment.gpu != result.environment.gpu:
         return "NOT COMPARABLE", f"other GPUs: {claim.environment.gpu} and {result.environment.gpu}"
-    if result.gate is None and result.outcome.is_verdict:
+    found = Gate.of(result)
+    if found is None and result.outcome.is_verdict:
         return "NOT REPRODUCED", f"the verdict was {gate.verdict}, here the gate ended as {_first_line(result)}"
-    if result.gate is None or result.gate.verdict == "INCONCLUSIVE":
+    if found is None or found.verdict == "INCONCLUSIVE":
         return (
             "INCONCLUSIVE",
             f"the verdict was {gate.verdict}, here there is none: {_first_line(result)}",
         )
-    ratios = "; ".join(_ratios(gate, result.gate))
+    ratios = "; ".join(_ratios(gate, found))
     if gate.verdict == "INCONCLUSIVE":
-        return "INCONCLUSIVE", f"the bundle has no verdict, here it is {result.gate.verdict}; {ratios}"
-    same = gate.verdict == result.gate.verdict
-    return ("REPRODUCED" if same else "NOT REPRODUCED"), f"{gate.verdict}, here {result.gate.verdict}; {ratios}"
+        return "INCONCLUSIVE", f"the bundle has no verdict, here it is {found.verdict}; {ratios}"
+    same = gate.verdict == found.verdict
+    return ("REPRODUCED" if same else "NOT REPRODUCED"), f"{gate.verdict}, here {found.verdict}; {ratios}"
 
 
 def _first_line(record: Record) -> str:

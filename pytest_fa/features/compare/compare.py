@@ -13,6 +13,7 @@ import msgspec
 
 from pytest_fa.errors import UsageProblem
 from pytest_fa.features.compare.sides import Side
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.features.gate.intervals import PROCESS_SD
 from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.records.agreement import is_unconfirmed
@@ -135,9 +136,9 @@ def _groups(records: Iterable[Record], *, by_gpu: bool) -> dict[RowKey, list[Rec
 
 
 def _shape(record: Record) -> str:
-    if record.gate is not None:
-        shapes = ", ".join(dict.fromkeys(pair.samples.shape_id for pair in record.gate.pairs))
-        return f"gate < {record.gate.ratio:g} at {shapes}"
+    if gate := Gate.of(record):
+        shapes = ", ".join(dict.fromkeys(pair.samples.shape_id for pair in gate.pairs))
+        return f"gate < {gate.ratio:g} at {shapes}"
     return record.case.shape_id if record.case else record.kind
 
 
@@ -179,7 +180,7 @@ def _row(
         return msgspec.structs.replace(row, verdict=verdict, reason=reason)
     if _is_stale(b, newest):
         return msgspec.structs.replace(row, verdict="stale", reason="B has newer records of other machine code")
-    if a[0].gate is not None:
+    if Gate.of(a[0]) is not None:
         return _with_gate(row, a[0], b[0])
     return _with_times(row, a, b, process_sd)
 
@@ -199,7 +200,7 @@ def _correctness(a: list[Record], b: list[Record]) -> RowVerdict | None:
 
 def _with_gate(row: ComparedRow, a: Record, b: Record) -> ComparedRow:
     """The row of a gate: its verdicts are compared, because each side measured its own baseline."""
-    before, after = (record.gate.verdict if record.gate else "INCONCLUSIVE" for record in (a, b))
+    before, after = (gate.verdict if gate else "INCONCLUSIVE" for gate in map(Gate.of, (a, b)))
     verdicts: dict[tuple[str, str], RowVerdict] = {("PASS", "FAIL"): "slower", ("FAIL", "PASS"): "faster"}
     verdict = verdicts.get((before, after), "same" if before == after else "not comparable")
     return msgspec.structs.replace(row, verdict=verdict, reason=f"{before} -> {after}")

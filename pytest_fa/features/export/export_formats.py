@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
@@ -63,7 +64,7 @@ class FlatRow(msgspec.Struct, frozen=True):
 
 def flat_row(record: Record) -> FlatRow:
     """Return the row of one record."""
-    case, check, speed, gate = record.case, record.check, record.speed, record.gate
+    case, check, speed, gate = record.case, record.check, record.speed, Gate.of(record)
     kernels = [kernel for build in record.builds for kernel in build.kernels]
     bound = check.tightest if check else None
     return FlatRow(

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pytest_fa.features.gate.gated import GateVerdict
 from pytest_fa.features.gate.gpu_effect import by_gpu, independent_samples, least_sample_sd
 from pytest_fa.features.gate.intervals import PROCESS_SD, Interval, any_rejected, p_above, t_interval
-from pytest_fa.records.gated import GateVerdict
 from pytest_fa.records.paired import PairSamples
 
 ANALYSES = (6, 12)

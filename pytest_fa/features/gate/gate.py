@@ -21,6 +21,7 @@ from pytest_fa.build.units import Say
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.gate.decision import ANALYSES, CONFIDENCE, MAX_DROPPED, MIN_SD_SHARE, Analysis, analyse
+from pytest_fa.features.gate.gated import OLDER_BUILD, Gate, GatePair, GateVerdict
 from pytest_fa.features.gate.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.features.gate.gpu_workers import gate_processes, gpu_hashes
 from pytest_fa.features.gate.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval
@@ -41,7 +42,6 @@ from pytest_fa.features.gate.process_cost import ProcessCost, correction, expect
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import Gpu, find_gpu
 from pytest_fa.records.files import try_to_read
-from pytest_fa.records.gated import OLDER_BUILD, Gate, GatePair, GateVerdict
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Record, Stage
@@ -351,7 +351,7 @@ def _ended(
     stage = Stage("speed", "ok" if outcome == Outcome.OK else "failed")
     result = CaseResult(outcome, message, (stage,), () if outcome == Outcome.OK else ("gate",))
     command = _rerun_command(runner, variant, question)
-    return runner.records.make("gate", variant, None, result, builds, rerun=command, gate=gate)
+    return runner.records.make("gate", variant, None, result, builds, rerun=command, added=gate)
 
 
 def _rerun_command(runner: CaseRunner, variant: Variant, question: GateQuestion) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_fa.features.gate.decision import CONFIDENCE
-from pytest_fa.records.gated import Gate, GatePair
+from pytest_fa.features.gate.gated import Gate, GatePair
 from pytest_fa.records.record import Record
 
 
@@ -48,4 +48,5 @@ def _number(value: float | None) -> str:
 
 def gate_details(record: Record) -> list[str]:
     """What a record's gate adds to the text of a failure."""
-    return gate_lines(record.variant, record.gate) if record.gate else []
+    gate = Gate.of(record)
+    return gate_lines(record.variant, gate) if gate else []

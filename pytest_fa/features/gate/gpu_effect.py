@@ -10,8 +10,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from pytest_fa.features.gate.gated import GpuRatio
 from pytest_fa.features.gate.intervals import detectable_effect
-from pytest_fa.records.gated import GpuRatio
 from pytest_fa.records.paired import PairSamples
 
 

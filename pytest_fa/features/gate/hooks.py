@@ -11,6 +11,7 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.gate.gate import decide_gate, gate_question
 from pytest_fa.features.gate.gate_lines import gate_details, gate_lines
 from pytest_fa.features.gate.gate_marker import gate_of
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.features.gate.opponents import Opponents, gated_variants, options_of, prepare_opponents, require_gated
 from pytest_fa.plugin.fa_run import FaRun
@@ -66,7 +67,7 @@ class Hooks:
         for record in results.records:
             if record.kind == "gate" and record.outcome == Outcome.INCONCLUSIVE:
                 lines.append(TextLine(f"{record.id}: {failure_text(record, gate_details(record))}", "yellow"))
-            elif gate := record.gate:
+            elif gate := Gate.of(record):
                 lines += [TextLine(line, STYLES.get(gate.verdict, "")) for line in gate_lines(record.variant, gate)]
         return lines
 

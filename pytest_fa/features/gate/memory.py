@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fa.records.gated import Gate
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.records.record import Record
 from pytest_fa.session.case_runner import CaseRunner
 

@@ -97,6 +97,7 @@ FEATURE = Feature(
     read=read,
     tests=(SuiteTest("test_gate", "gate", before="test_speed", times=True),),
     run_methods=("gate",),
+    added="gated:Gate",
     markers=("fa_gate(ratio): ratio of fa_run.gate in this test; --fa-gate overrides it",),
     commands=(
         Subcommand(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_fa.features.gate.decision import ANALYSES
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.options.options import Options
 from pytest_fa.records.files import LONGEST_LINE_BYTES
-from pytest_fa.records.gated import Gate
 from pytest_fa.records.paired import PARTS
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Environment
@@ -94,8 +94,9 @@ def _gates_of(path: Path, environment: Environment) -> list[Gate]:
             if _HAS_PARTS in line:
                 with contextlib.suppress(ValueError, RecursionError):
                     record = read_record(line)
-                    if record.gate and (record.environment.gpu, record.environment.cpu) == _machine(environment):
-                        gates.append(record.gate)
+                    gate = Gate.of(record)
+                    if gate and (record.environment.gpu, record.environment.cpu) == _machine(environment):
+                        gates.append(gate)
     return gates
 
 

@@ -26,4 +26,4 @@ def read(reader: Reader) -> GithubOptions | None:
     return GithubOptions(Path(summary) if summary else None, annotates == "true", workspace)
 
 
-FEATURE = Feature("github", read=read, requires=("gate", "export"))
+FEATURE = Feature("github", read=read, requires=("gate", "ncu", "export"))

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from pytest_fa.features.export.exported_table import LEFT_COLUMNS, exported_table
 from pytest_fa.features.gate.gate_lines import gate_details, gate_lines
+from pytest_fa.features.gate.gated import Gate
+from pytest_fa.features.ncu.nsight_report import DURATION, NsightReport
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
-from pytest_fa.records.tool_results import DURATION
 from pytest_fa.table.failure import failure_text
 
 LIMIT_BYTES = 2**20  # GitHub drops the whole summary of a step if it is larger
@@ -63,8 +64,8 @@ def _parts(records: list[Record], ceilings: Ceilings | None) -> Iterator[str]:
     yield from _table([record for record in records if record.kind != "selftest"], ceilings)
     yield from _selftest([record for record in records if record.kind == "selftest"])
     for record in records:
-        if record.gate:
-            yield f"<pre>{html.escape(chr(10).join(gate_lines(record.variant, record.gate)))}</pre>\n\n"
+        if gate := Gate.of(record):
+            yield f"<pre>{html.escape(chr(10).join(gate_lines(record.variant, gate)))}</pre>\n\n"
     yield from _failures(failed)
     yield from _profiles(records)
 
@@ -109,7 +110,7 @@ def _failures(failed: list[Record]) -> Iterator[str]:
 
 def _profiles(records: list[Record]) -> Iterator[str]:
     """The table of the profiles."""
-    profiled = [(each, each.nsight) for each in records if each.nsight]
+    profiled = [(each, report) for each in records if (report := NsightReport.of(each))]
     if not profiled:
         return
     yield "### Profiles (Nsight Compute)\n\n"

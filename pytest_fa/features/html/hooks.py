@@ -12,6 +12,7 @@ from pytest_fa.features.html.html_file import write_html
 from pytest_fa.features.html.html_page import record_html, table_html
 from pytest_fa.features.html.plugin import HtmlOptions
 from pytest_fa.features.ncu.ncu_lines import profile_lines
+from pytest_fa.features.ncu.nsight_report import NsightReport
 from pytest_fa.plugin.state import OPTIONS_KEY, RESULTS_KEY
 from pytest_fa.plugin.terminal import Results
 from pytest_fa.records.record import Record
@@ -47,10 +48,11 @@ class Hooks:
         from pytest_html import extras  # noqa: PLC0415  # an optional plugin, which is in use here
 
         parts = [extras.html(record_html(record))]
-        if record.nsight is None:
+        report = NsightReport.of(record)
+        if report is None:
             return parts
         folder = config.invocation_params.dir / Path(page).parent
-        files = {"Nsight Compute report": record.nsight.report, "counters (CSV)": record.nsight.table}
+        files = {"Nsight Compute report": report.report, "counters (CSV)": report.table}
         parts += [
             extras.url(os.path.relpath(config.rootpath / path, folder), name=name)
             for name, path in files.items()

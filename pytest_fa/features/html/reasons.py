@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pytest_fa.features.ncu.ncu_lines import figure_text, headline_of
+from pytest_fa.features.ncu.nsight_report import NsightReport
 from pytest_fa.records.record import Record
-from pytest_fa.records.tool_results import NsightReport
 from pytest_fa.table.tool_lines import short_name
 
 PHASE_BAR_WIDTH = 200  # pixels
@@ -50,8 +50,9 @@ class AblationPart(NamedTuple):
 
 def profile_parts(records: Iterable[Record]) -> tuple[ProfilePart, ...]:
     """One part for each Nsight report; candidates first."""
-    profiled = sorted((each for each in records if each.nsight), key=lambda record: record.role != "candidate")
-    return tuple(_profile_part(record, record.nsight) for record in profiled[:MAX_PROFILES] if record.nsight)
+    profiled = [(record, report) for record in records if (report := NsightReport.of(record))]
+    profiled.sort(key=lambda pair: pair[0].role != "candidate")
+    return tuple(_profile_part(record, report) for record, report in profiled[:MAX_PROFILES])
 
 
 def ablation_parts(records: Iterable[Record]) -> tuple[AblationPart, ...]:

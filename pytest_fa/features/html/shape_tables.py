@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from pytest_fa.catalog.suites import TARGET_SHAPE
 from pytest_fa.features.compare.compare import ratio_interval
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.features.html.margins import worst_margins
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
@@ -73,7 +74,7 @@ def shapes_in_order(records: Iterable[Record]) -> list[str]:
 
 def gate_table(records: list[Record]) -> PageTable | None:
     """One row for each pair of each gate; None without a gate."""
-    gates = [(record.variant, record.gate) for record in records if record.gate]
+    gates = [(record.variant, gate) for record in records if (gate := Gate.of(record))]
     rows = [
         PageRow(
             (

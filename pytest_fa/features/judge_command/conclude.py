@@ -9,6 +9,7 @@ from collections import Counter
 
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.gate.decision import CONFIDENCE, control_of
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.features.judge_command.document import (
     ComparedCounter,
     FailurePlace,
@@ -20,7 +21,7 @@ from pytest_fa.features.judge_command.document import (
     Status,
 )
 from pytest_fa.features.judge_command.question import COMMAND, Question
-from pytest_fa.records.gated import Gate
+from pytest_fa.features.ncu.nsight_report import NsightReport
 from pytest_fa.records.outcome import Defect, Outcome
 from pytest_fa.records.record import Record
 
@@ -44,13 +45,13 @@ class RunResult:
     @property
     def failure(self) -> Record | None:
         """The record of the proven cheat, else of the first failure; None if nothing failed."""
-        failed = [record for record in self.records if record.outcome.is_failure and not record.gate]
+        failed = [record for record in self.records if record.outcome.is_failure and not Gate.of(record)]
         return next((record for record in failed if record.outcome == Outcome.CHEAT), failed[0] if failed else None)
 
     @property
     def gate(self) -> Gate | None:
         """The decided gate, if there is one."""
-        return next((record.gate for record in self.records if record.gate), None)
+        return next(filter(None, map(Gate.of, self.records)), None)
 
 
 def conclude(variant: Variant, run: RunResult) -> tuple[Status, str]:
@@ -170,10 +171,11 @@ def bottlenecks_of(run: RunResult) -> tuple[JudgedBottleneck, ...]:
     """What decides the time at each profiled shape, beside the baseline's counters."""
     parts = []
     for record in run.records:
-        kernel = record.nsight.longest if record.nsight else None
-        if record.nsight is None or record.case is None or kernel is None or kernel.bottleneck is None:
+        report = NsightReport.of(record)
+        kernel = report.longest if report else None
+        if report is None or record.case is None or kernel is None or kernel.bottleneck is None:
             continue
-        beside = tuple(ComparedCounter(each.label, each.ours, each.theirs) for each in record.nsight.differences)
+        beside = tuple(ComparedCounter(each.label, each.ours, each.theirs) for each in report.differences)
         decided = kernel.bottleneck
         parts.append(
             JudgedBottleneck(
@@ -182,7 +184,7 @@ def bottlenecks_of(run: RunResult) -> tuple[JudgedBottleneck, ...]:
                 bound_by=decided.bound_by,
                 sentence=decided.sentence,
                 counters=decided.decided_by,
-                baseline=record.nsight.baseline,
+                baseline=report.baseline,
                 beside=beside,
             )
         )

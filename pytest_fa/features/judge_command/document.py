@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import msgspec
 
 from pytest_fa.catalog.variant import Device
+from pytest_fa.features.ncu.nsight_report import BoundBy
 from pytest_fa.records.checks import Bound, Index
 from pytest_fa.records.outcome import UNDECIDED_STATUS, Defect, Outcome
 from pytest_fa.records.ranges import Natural, Real, Seconds, Us
 from pytest_fa.records.record import Environment, RecordKind, Source
-from pytest_fa.records.tool_results import BoundBy
 
 VERSION = "1.0"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_fa.features.ncu import presets
-from pytest_fa.records.tool_results import Bottleneck, BoundBy, CountedKernel
+from pytest_fa.features.ncu.nsight_report import Bottleneck, BoundBy, CountedKernel
 
 Counters = dict[str, float]
 

@@ -6,7 +6,7 @@ import math
 
 from pytest_fa.features.ncu import presets
 from pytest_fa.features.ncu.bottleneck import tensor_percent
-from pytest_fa.records.tool_results import DURATION, CountedKernel, CounterDifference
+from pytest_fa.features.ncu.nsight_report import DURATION, CountedKernel, CounterDifference
 
 # Counter -> label, weight, least value.  The time has the largest weight, then the utilisation of the chip and its
 # units, then the counters that explain it.  A smaller value is raised to the least value, so that two values near

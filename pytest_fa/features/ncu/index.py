@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_fa.records.tool_results import NsightReport, NsightStatus
+from pytest_fa.features.ncu.nsight_report import NsightReport, NsightStatus
 
 NAME = "index.json"
 

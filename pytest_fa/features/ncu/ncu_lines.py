@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from pytest_fa.features.ncu.nsight_report import DURATION, CountedKernel, CounterDifference, NsightReport
 from pytest_fa.records.record import Record
-from pytest_fa.records.tool_results import DURATION, CountedKernel, CounterDifference, NsightReport
 from pytest_fa.table.tool_lines import short_name
 
 TITLE = "Nsight Compute profiles, with warm caches and unlocked clocks (the durations are not benchmark times)"
@@ -37,17 +37,18 @@ _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.
 
 def profile_lines(records: list[Record]) -> list[str]:
     """A headline for each profile with its details below."""
-    lines = [line for each in records if each.nsight for line in _profile(each, each.nsight)]
+    lines = [line for each in records if (report := NsightReport.of(each)) for line in _profile(each, report)]
     return [TITLE, *lines] if lines else []
 
 
 def profile_properties(record: Record) -> list[tuple[str, str]]:
     """The JUnit properties of a profile: names and texts."""
-    if not record.nsight:
+    report = NsightReport.of(record)
+    if not report:
         return []
-    longest = record.nsight.longest
+    longest = report.longest
     bottleneck = longest.bottleneck.sentence if longest and longest.bottleneck else None
-    properties = (("status", record.nsight.status), ("report", record.nsight.report), ("verdict", bottleneck))
+    properties = (("status", report.status), ("report", report.report), ("verdict", bottleneck))
     return [(f"fa.ncu.{name}", text) for name, text in properties if text]
 
 

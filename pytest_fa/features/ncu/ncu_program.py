@@ -12,11 +12,11 @@ from typing import NamedTuple
 import msgspec
 
 from pytest_fa.features.ncu.ncu_status import SENTENCES, last_error, read_status, unknown_metrics
+from pytest_fa.features.ncu.nsight_report import CountedKernel, NsightReport, NsightStatus
 from pytest_fa.features.ncu.presets import STALLS, Preset, stall_samples
 from pytest_fa.features.ncu.raw_table import read_raw_table
 from pytest_fa.host.programs import ProgramRun, run_tool
 from pytest_fa.records.outcome import Outcome
-from pytest_fa.records.tool_results import CountedKernel, NsightReport, NsightStatus
 from pytest_fa.wire.nvtx_range import NVTX_DOMAIN
 
 LIMIT_SECONDS = 300.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pytest_fa.records.tool_results import NsightStatus
+from pytest_fa.features.ncu.nsight_report import NsightStatus
 
 # Pattern in ncu's output -> status.  The first match counts, so a cause comes before the errors that follow from it.
 _SIGNS: tuple[tuple[str, NsightStatus], ...] = (

@@ -13,13 +13,13 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.ncu.bottleneck import bottleneck_of
 from pytest_fa.features.ncu.ncu_program import NcuProgram, NcuTarget, profile
 from pytest_fa.features.ncu.ncu_status import SENTENCES
+from pytest_fa.features.ncu.nsight_report import DURATION, CountedKernel, NsightReport, NsightStatus
 from pytest_fa.features.ncu.phases import busiest_lines, phase_samples
 from pytest_fa.features.ncu.presets import GRID, Capability, Preset, preset
 from pytest_fa.features.ncu.trial import TRIAL_RANGE
 from pytest_fa.host.fork_server import child_environment
 from pytest_fa.host.programs import find_program, version_of
 from pytest_fa.records.built import Build
-from pytest_fa.records.tool_results import DURATION, CountedKernel, NsightReport, NsightStatus
 from pytest_fa.wire.jobs import CaseJob, encode
 
 TRIAL = ("-m", "pytest_fa.features.ncu.trial")

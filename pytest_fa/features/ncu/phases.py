@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from pytest_fa.records.tool_results import SourceLine
+from pytest_fa.features.ncu.nsight_report import SourceLine
 
 BARRIERS, OTHER = "barriers", "other"
 MAX_LINES = 10

@@ -64,4 +64,5 @@ FEATURE = Feature(
     read=read,
     tests=(SuiteTest("test_profile", "profile"),),
     run_methods=("profile",),
+    added="nsight_report:NsightReport",
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pytest_fa.records.tool_results import DURATION
+from pytest_fa.features.ncu.nsight_report import DURATION
 
 Capability = tuple[int, int]
 

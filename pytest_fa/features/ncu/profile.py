@@ -13,6 +13,7 @@ from pytest_fa.catalog.variant import COMPANION_ROLES, Variant
 from pytest_fa.features.ncu.counter_differences import differences
 from pytest_fa.features.ncu.index import add_entry
 from pytest_fa.features.ncu.nsight import Nsight
+from pytest_fa.features.ncu.nsight_report import NsightReport, longest
 from pytest_fa.features.ncu.plugin import NcuOptions
 from pytest_fa.host.timing_lock import timing_lock
 from pytest_fa.records.built import Build
@@ -20,7 +21,6 @@ from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.saved import SavedRecords
-from pytest_fa.records.tool_results import NsightReport, longest
 from pytest_fa.session.builds import device_of
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import CannotRun, Refused
@@ -65,7 +65,7 @@ class CaseProfiler:
         build = self._build_of(variant)
         result = CaseResult(outcome, message, ())
         builds = (build,) if build else ()
-        return self._runner.records.make("profile", variant, case, result, builds, tool=profile.preset, nsight=profile)
+        return self._runner.records.make("profile", variant, case, result, builds, tool=profile.preset, added=profile)
 
     @functools.cached_property
     def _nsight(self) -> Nsight:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 
-from pytest_fa.records.tool_results import CountedKernel
+from pytest_fa.features.ncu.nsight_report import CountedKernel
 
 _NUMBER = re.compile(r"-?[\d,]+(\.\d+)?([eE][-+]?\d+)?")
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
+from pytest_fa.features.ncu.nsight_report import CountedKernel, SourceLine
 from pytest_fa.features.ncu.phases import BARRIERS
 from pytest_fa.features.ncu.presets import STALL_SAMPLES
-from pytest_fa.records.tool_results import CountedKernel, SourceLine
 
 
 def main(arguments: list[str]) -> int:

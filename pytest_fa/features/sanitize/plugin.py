@@ -48,5 +48,6 @@ FEATURE = Feature(
     read=read,
     tests=(SuiteTest("test_sanitize", "sanitize", is_pair=True),),
     run_methods=("sanitize",),
+    added="sanitized:Sanitized",
     fixtures=("fa_sanitizer",),
 )

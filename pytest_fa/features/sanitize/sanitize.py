@@ -9,11 +9,11 @@ import msgspec
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.features.sanitize.sanitized import Sanitized, ToolStatus
 from pytest_fa.features.sanitize.sanitizer import SanitizedChild, not_covered, sanitize
 from pytest_fa.host.fork_server import child_environment
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
-from pytest_fa.records.tool_results import Sanitized, ToolStatus
 from pytest_fa.session.builds import device_of
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import CannotRun, Refused
@@ -49,7 +49,7 @@ def sanitize_variant(runner: CaseRunner, variant: Variant, case: Case, tool: str
         sanitized = _with_relative_log(sanitized, runner.options.rootdir)
     result = CaseResult(OUTCOMES[sanitized.status], _message(sanitized), ())
     builds = (build,) if build else ()
-    return runner.records.make("sanitize", variant, case, result, builds, tool=tool, sanitized=sanitized)
+    return runner.records.make("sanitize", variant, case, result, builds, tool=tool, added=sanitized)
 
 
 def suppressed(sanitized: Sanitized, variant: Variant) -> Sanitized:

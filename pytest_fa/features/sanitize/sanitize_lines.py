@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from pytest_fa.features.sanitize.sanitized import Sanitized
 from pytest_fa.records.record import Record
-from pytest_fa.records.tool_results import Sanitized
 
 MAX_FINDINGS = 4
 
 
 def sanitizer_lines(records: list[Record]) -> list[str]:
     """A line for each run of a sanitizer, with its findings below."""
-    lines = [line for each in records if each.sanitized for line in _sanitized(each, each.sanitized)]
+    lines = [line for each in records if (result := Sanitized.of(each)) for line in _sanitized(each, result)]
     return [*(["compute-sanitizer"] if lines else []), *lines]
 
 
 def sanitizer_properties(record: Record) -> list[tuple[str, str]]:
     """The JUnit properties of a sanitizer run: names and texts."""
-    if not record.sanitized:
+    result = Sanitized.of(record)
+    if not result:
         return []
-    properties = (("status", record.sanitized.status), ("log", record.sanitized.log))
+    properties = (("status", result.status), ("log", result.log))
     return [(f"fa.sanitizer.{name}", text) for name, text in properties if text]
 
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from pytest_fa.features.sanitize.sanitized import Sanitized, ToolStatus
 from pytest_fa.host.programs import ProgramRun, find_program, run_tool, version_of
 from pytest_fa.records.built import Build
-from pytest_fa.records.tool_results import Sanitized, ToolStatus
 
 FOUND_EXIT_CODE = 86  # the exit status if the tool finds something; its default is 0
 LIMIT_SECONDS = 60.0

@@ -19,6 +19,7 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import BuildError
 from pytest_fa.features.gate.decision import MAX_DROPPED
 from pytest_fa.features.gate.gate import GateQuestion, decide_gate
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.features.sweep.search import BuiltPoint, GateAnswer
 from pytest_fa.features.sweep.trial_result import ConfirmedRatio, PairedTime, TrialOutcome, TrialResult, trial_outcome
 from pytest_fa.host.timing_lock import timing_lock
@@ -150,14 +151,15 @@ class KernelBench:
         self.gate_record = msgspec.structs.replace(record, rerun_command=f"{command} {_cases_word(self._searched)}")
         if record.outcome == Outcome.BUILD_CHANGED:
             raise ChangedMeanwhile(record.message)
-        if record.gate is None:
+        gate = Gate.of(record)
+        if gate is None:
             return GateAnswer(record.outcome, record.message.partition("\n")[0], ())
         ratios = tuple(
             ConfirmedRatio(pair.samples.shape_id, pair.ratio, pair.low, pair.high)
-            for pair in record.gate.pairs
+            for pair in gate.pairs
             if pair.ratio is not None and pair.low is not None and pair.high is not None
         )
-        return GateAnswer(record.gate.verdict, record.gate.reason, ratios)
+        return GateAnswer(gate.verdict, gate.reason, ratios)
 
     def variant_of(self, point: Point) -> Variant:
         """The variant of a configuration: the parent with these defines."""

@@ -6,8 +6,8 @@ import msgspec
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.features.api.shown_record import shown
+from pytest_fa.features.gate.gated import Gate, GatePair
 from pytest_fa.records.checks import Repeats
-from pytest_fa.records.gated import Gate, GatePair
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Record, to_json
@@ -50,7 +50,7 @@ def test_a_failure_has_its_diagnosis() -> None:
 
 def test_a_gate_has_a_row_for_each_pair(snapshot: SnapshotAssertion) -> None:
     """A gate shows the ratio and the interval of each pair, then the verdict, its cost and the excluded shapes."""
-    gated = shown(record(kind="gate", case="b1h8s512d64-fp16-seed0", gate=GATE))
+    gated = shown(record(kind="gate", case="b1h8s512d64-fp16-seed0", added={"gate": GATE}))
     assert snapshot == str(gated)
 
 

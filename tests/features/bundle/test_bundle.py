@@ -54,7 +54,6 @@ def _record(outcome: Outcome) -> bytes:
             repeats=None,
             diagnosis=None,
             speed=None,
-            gate=None,
             environment=read_environment(),
             source=Source(None, None, ""),
             measured_at="2026-01-01T00:00:00+00:00",

@@ -14,6 +14,7 @@ from pytest_fa.features.bundle.commands import main
 from pytest_fa.features.bundle.make import make_bundle
 from pytest_fa.features.bundle.questions import REPLAY_LEVELS, ReplayLevel, ReplaySelection, commands_of, levels_of
 from pytest_fa.features.bundle.replay import Replay, Replayed, _compare, replay_text
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.records.checks import Fingerprints
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.files import read_record_file
@@ -27,7 +28,7 @@ from tests.written_runs import end_run
 GATES = [
     each
     for each in read_record_file(Path(__file__).parents[3] / "profiles/nvidia-h200/cluster_latency.jsonl").records
-    if each.gate
+    if Gate.of(each)
 ]
 BUILT = msgspec.structs.replace(BUILD, code_identity="code")
 MANIFEST = BundleManifest(
@@ -78,9 +79,10 @@ def test_commands_of_cases() -> None:
 
 def test_commands_of_gates() -> None:
     """A gate is asked again with its ratio and shapes; the words of its rerun command are not executed."""
-    gate = msgspec.structs.replace(GATES[0], rerun_command="rm -rf /")
-    (command,) = commands_of("fast", [gate])
-    assert command[:2] == ["--fa-variant=cluster_latency", f"--fa-gate={gate.gate.ratio:g}" if gate.gate else ""]
+    record, gate = msgspec.structs.replace(GATES[0], rerun_command="rm -rf /"), Gate.of(GATES[0])
+    assert gate is not None
+    (command,) = commands_of("fast", [record])
+    assert command[:2] == ["--fa-variant=cluster_latency", f"--fa-gate={gate.ratio:g}"]
     assert command[-2:] == ["-k", "test_gate"]
 
 
@@ -165,8 +167,9 @@ def test_a_case_that_is_missing_here() -> None:
 
 
 def _gate_with(**changes: Any) -> Record:
-    assert GATES[0].gate is not None
-    return msgspec.structs.replace(GATES[0], gate=msgspec.structs.replace(GATES[0].gate, **changes))
+    gate = Gate.of(GATES[0])
+    assert gate is not None
+    return msgspec.structs.replace(gate, **changes).to(GATES[0])
 
 
 def test_gates() -> None:
@@ -184,7 +187,7 @@ def test_gates() -> None:
 
 def test_a_gate_that_ends_without_a_verdict_here() -> None:
     """A candidate that is wrong here contradicts the bundle; a machine on which the gate cannot run says nothing."""
-    failed = msgspec.structs.replace(GATES[0], gate=None, outcome=Outcome.WRONG, message="wrong: too slow\nmore")
+    failed = msgspec.structs.replace(GATES[0], added={}, outcome=Outcome.WRONG, message="wrong: too slow\nmore")
     expected = ("NOT REPRODUCED", "the verdict was PASS, here the gate ended as wrong: too slow")
     assert _answers("fast", [GATES[0]], [failed]) == [expected]
     undecided = msgspec.structs.replace(failed, outcome=Outcome.INCONCLUSIVE, message="clocks changed")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pytest_fa.features.bundle.plausible import implausible
 from pytest_fa.features.bundle.recompute import contradictions
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.records.agreement import WITHOUT_JUDGE
 from pytest_fa.records.ceilings import read_ceilings
@@ -60,7 +61,7 @@ def test_a_time_without_the_judges_clock_says_so() -> None:
             assert [WITHOUT_JUDGE in problem for problem in problems] == [True] * lacks + [False] * (
                 record.id in BY_A_NARROWER_LIMIT
             )
-        if record.gate:
-            without = sum(not pair.samples.outside for pair in record.gate.pairs)
+        if gate := Gate.of(record):
+            without = sum(not pair.samples.outside for pair in gate.pairs)
             assert sum("no times by the judge's clock" in problem for problem in problems) == without
     assert sum(bool(record.speed and record.speed.outside is None) for record, _ in saved().values()) > 0

@@ -23,6 +23,7 @@ from pytest_fa.features.bundle.plausible import implausible
 from pytest_fa.features.bundle.recompute import contradictions
 from pytest_fa.features.bundle.seal import SEAL, make_seal
 from pytest_fa.features.bundle.verify import Verification, _of_seal, verify_bundle
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.records.arm_orders import recorded_order
 from pytest_fa.records.checks import Bound
@@ -54,26 +55,28 @@ def _samples() -> list[Record]:
         if not _has_judges_clock(record)
     ]
     records.sort(key=lambda record: record.measured_at, reverse=True)
-    records.sort(key=lambda record: record.gate is None)  # the build that was gated
-    environment = next(record.environment for record in records if record.gate)
+    records.sort(key=lambda record: Gate.of(record) is None)  # the build that was gated
+    environment = next(record.environment for record in records if Gate.of(record))
     chosen: dict[tuple[str, str], list[Record]] = {}
     keys: dict[str, str] = {}  # a bundle has one build of each variant, the saved records have several
     for record in records:
         is_same_build = all(keys.setdefault(build.variant, build.key) == build.key for build in record.builds)
         if record.environment == environment and is_same_build:
-            verdict = record.gate.verdict if record.gate else ""
+            gate = Gate.of(record)
+            verdict = gate.verdict if gate else ""
             chosen.setdefault((record.kind, verdict), []).append(record)
     return [_with_judges_clock(record) for group in chosen.values() for record in group[:2]]
 
 
 def _has_judges_clock(record: Record) -> bool:
     """Whether a record has costs, as all have that were measured since there is a judge's clock."""
-    return record.costs is not None or bool(record.gate and record.gate.pairs[0].samples.outside)
+    gate = Gate.of(record)
+    return record.costs is not None or bool(gate and gate.pairs[0].samples.outside)
 
 
 def _with_judges_clock(record: Record) -> Record:
     """The record with figures of the judge's clock that are those of the candidate's own clock."""
-    speed, gate = record.speed, record.gate
+    speed, gate = record.speed, Gate.of(record)
     if speed:
         us = speed.device.median_us
         speed = msgspec.structs.replace(speed, outside=OutsideTime(us, 0.001, us, 3000, us, 1000))
@@ -81,7 +84,8 @@ def _with_judges_clock(record: Record) -> Record:
         samples = [msgspec.structs.replace(pair.samples, outside=tuple(pair.samples.means)) for pair in gate.pairs]
         pairs = [msgspec.structs.replace(pair, samples=own) for pair, own in zip(gate.pairs, samples, strict=True)]
         gate = msgspec.structs.replace(gate, pairs=tuple(pairs))
-    return msgspec.structs.replace(record, speed=speed, gate=gate)
+    changed = msgspec.structs.replace(record, speed=speed)
+    return gate.to(changed) if gate else changed
 
 
 @pytest.fixture(scope="module")
@@ -278,17 +282,20 @@ def _edits() -> dict[str, tuple[str, Callable[[dict[str, Any]], None]]]:
         "profiler time": ("speed", edit("speed.profiler.profiler_us", halve)),
         "case": ("speed", edit("case.seq_q", lambda _: 256)),
         "variant": ("speed", edit("variant", lambda _: "another")),
-        "verdict": ("gate", edit("gate.verdict", lambda verdict: "FAIL" if verdict == "PASS" else "PASS")),
-        "ratio": ("gate", edit("gate.pairs.0.ratio", halve)),
-        "lower limit": ("gate", edit("gate.pairs.0.low", halve)),
-        "upper limit": ("gate", edit("gate.pairs.0.high", lambda value: value * 2)),
-        "bootstrap": ("gate", edit("gate.pairs.0.bootstrap_low", halve)),
+        "verdict": ("gate", edit("added.gate.verdict", lambda verdict: "FAIL" if verdict == "PASS" else "PASS")),
+        "ratio": ("gate", edit("added.gate.pairs.0.ratio", halve)),
+        "lower limit": ("gate", edit("added.gate.pairs.0.low", halve)),
+        "upper limit": ("gate", edit("added.gate.pairs.0.high", lambda value: value * 2)),
+        "bootstrap": ("gate", edit("added.gate.pairs.0.bootstrap_low", halve)),
         "required ratio": ("gate", _require_another_ratio),
-        "trusted spread": ("gate", lambda line: line["gate"].update(least_sd_share=0.1)),
-        "order of the arms": ("gate", lambda line: line["gate"]["pairs"][0]["samples"].update(orders=_orders(line, 1))),
-        "processes": ("gate", edit("gate.processes", lambda count: count + 1)),
-        "spread": ("gate", edit("gate.process_sd", halve)),
-        "detectable": ("gate", edit("gate.detectable", lambda value: value / 4)),
+        "trusted spread": ("gate", lambda line: line["added"]["gate"].update(least_sd_share=0.1)),
+        "order of the arms": (
+            "gate",
+            lambda line: line["added"]["gate"]["pairs"][0]["samples"].update(orders=_orders(line, 1)),
+        ),
+        "processes": ("gate", edit("added.gate.processes", lambda count: count + 1)),
+        "spread": ("gate", edit("added.gate.process_sd", halve)),
+        "detectable": ("gate", edit("added.gate.detectable", lambda value: value / 4)),
         "outcome of a gate": ("gate", edit("outcome", lambda outcome: "ok" if outcome != "ok" else "gate_failed")),
         # What an outcome needs.
         "repeats that differ": ("correct", edit("repeats.differing", lambda _: 5)),
@@ -298,9 +305,9 @@ def _edits() -> dict[str, tuple[str, Callable[[dict[str, Any]], None]]]:
         "unknown policy": ("correct", edit("check.policy", lambda _: "kind")),
         "a second stage": ("correct", edit("stages", lambda stages: [*stages, stages[0]])),
         "role": ("correct", lambda line: line.update(role="ablation", check=None)),
-        "gate without a verdict": ("gate", lambda line: line.update(gate=None, outcome=Outcome.OK)),
+        "gate without a verdict": ("gate", lambda line: line.update(added={}, outcome=Outcome.OK)),
         "age of a time that counts": ("gate", _with_age),
-        "pilot longer than its gate": ("gate", lambda line: line["gate"].update(pilot_seconds=1e6)),
+        "pilot longer than its gate": ("gate", lambda line: line["added"]["gate"].update(pilot_seconds=1e6)),
         "no check": ("correct", edit("check", lambda _: None)),
         "no stages": ("correct", edit("stages", lambda _: [])),
         "stage not reached": ("correct", edit("stages.3.state", lambda _: "not reached")),
@@ -313,20 +320,20 @@ def _edits() -> dict[str, tuple[str, Callable[[dict[str, Any]], None]]]:
         "element that is shown": ("correct", edit("check.worst_got", lambda value: value + 0.25)),
         "bad elements": ("correct", edit("check.bad_count", lambda _: 3)),
         "no time": ("speed", edit("speed", lambda _: None)),
-        "shape of a gate": ("gate", edit("gate.pairs.0.samples.shape_id", lambda _: "b1h8s4096d64-fp16")),
-        "baseline of a gate": ("gate", edit("gate.pairs.0.samples.baseline", lambda _: "fa3")),
-        "no pilot": ("gate", edit("gate.pilot_us", lambda _: {})),
+        "shape of a gate": ("gate", edit("added.gate.pairs.0.samples.shape_id", lambda _: "b1h8s4096d64-fp16")),
+        "baseline of a gate": ("gate", edit("added.gate.pairs.0.samples.baseline", lambda _: "fa3")),
+        "no pilot": ("gate", edit("added.gate.pilot_us", lambda _: {})),
         "unprotected": ("gate", lambda line: line.update(unprotected="no CUDA IPC")),
         "asked ratio": (
             "gate",
             lambda line: line.update(rerun_command=line["rerun_command"].replace("gate=", "gate=1")),
         ),
-        "seed": ("gate", edit("gate.seed", lambda _: -5)),
+        "seed": ("gate", edit("added.gate.seed", lambda _: -5)),
         "schema": ("correct", edit("schema", lambda schema: schema + 1)),
         # Samples that contradict other samples, the clocks or the ceilings.
         "samples of a gate": (
             "gate",
-            edit("gate.pairs.0.samples.blocks", lambda rows: [[value - 0.7 for value in row] for row in rows]),
+            edit("added.gate.pairs.0.samples.blocks", lambda rows: [[value - 0.7 for value in row] for row in rows]),
         ),
         "samples of a time": (
             "speed",
@@ -402,8 +409,8 @@ def test_the_proof_sample_is_compared_again() -> None:
 
 def _with_age(line: dict[str, Any]) -> None:
     """Say that the pilot's time of a baseline that is compared was measured by an earlier gate."""
-    samples = line["gate"]["pairs"][0]["samples"]
-    line["gate"]["pilot_age_seconds"] = {samples["shape_id"]: {samples["baseline"]: 20.0}}
+    samples = line["added"]["gate"]["pairs"][0]["samples"]
+    line["added"]["gate"]["pilot_age_seconds"] = {samples["shape_id"]: {samples["baseline"]: 20.0}}
 
 
 def _allow_more(line: dict[str, Any]) -> None:
@@ -415,13 +422,13 @@ def _allow_more(line: dict[str, Any]) -> None:
 
 def _require_another_ratio(line: dict[str, Any]) -> None:
     """Change what the gate required so that its verdict is another one."""
-    line["gate"]["ratio"] *= 0.01 if line["gate"]["verdict"] == "PASS" else 100
+    line["added"]["gate"]["ratio"] *= 0.01 if line["added"]["gate"]["verdict"] == "PASS" else 100
 
 
 def _orders(line: dict[str, Any], offset: int) -> list[dict[str, Any]]:
     """Return the orders of the arms in the first pair of a gate, for its seed plus `offset`."""
-    processes = range(line["gate"]["processes"])
-    orders = (recorded_order(3, line["gate"]["seed"] + process + offset) for process in processes)
+    processes = range(line["added"]["gate"]["processes"])
+    orders = (recorded_order(3, line["added"]["gate"]["seed"] + process + offset) for process in processes)
     return [msgspec.to_builtins(order) for order in orders]
 
 
@@ -436,8 +443,8 @@ EDITS = _edits()
 
 def test_the_right_order_of_the_arms_is_accepted(content: Content) -> None:
     """A gate whose arms were in the order of its seed has no contradiction."""
-    (line, *_) = [line for line in _lines(content) if line["kind"] == "gate" and line["gate"]]
-    line["gate"]["pairs"][0]["samples"]["orders"] = _orders(line, 0)
+    (line, *_) = [line for line in _lines(content) if line["kind"] == "gate" and line["added"]]
+    line["added"]["gate"]["pairs"][0]["samples"]["orders"] = _orders(line, 0)
     noise = read_noise(PROFILES.parent, "NVIDIA H200")
     assert noise is not None
     assert contradictions(read_record(json.dumps(line)), None, noise.process_sd) == []
@@ -446,10 +453,10 @@ def test_the_right_order_of_the_arms_is_accepted(content: Content) -> None:
 @pytest.mark.parametrize(("method", "is_accepted"), [("wall clock of 3 calls", True), ("one replay of a graph", False)])
 def test_a_cpu_may_be_slower_in_the_pilot(content: Content, method: str, is_accepted: bool) -> None:  # noqa: FBT001
     """The ratio of the pilot's times binds a gate on a GPU only: on a loaded CPU they may be far off."""
-    (line, *_) = [line for line in _lines(content) if line["kind"] == "gate" and line["gate"]]
-    for pair in line["gate"]["pairs"]:
+    (line, *_) = [line for line in _lines(content) if line["kind"] == "gate" and line["added"]]
+    for pair in line["added"]["gate"]["pairs"]:
         pair["method"] = method
-    for times in line["gate"]["pilot_us"].values():
+    for times in line["added"]["gate"]["pilot_us"].values():
         times[line["variant"]] *= 2
     problems = [each for each in implausible(read_record(json.dumps(line))) if "the pilot's times give" in each]
     assert (problems == []) is is_accepted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_fa.features.gate.gated import Gate
 from tests.factories import PYTHON_SOURCE
 from tests.projects import CASE, SHAPE, NewProject, Project, Run
 
@@ -91,15 +92,16 @@ def test_the_cost_is_announced(quick: Run) -> None:
 def test_the_record_has_every_block(timed: Project, quick: Run) -> None:
     """The record has the raw blocks, the pilot's times and the intervals."""
     assert quick.ret == 0
-    *_, record = [each for each in timed.records if each.gate and each.variant == "quick"]
-    assert record.gate is not None
-    (pair,) = record.gate.pairs
-    assert (record.kind, record.outcome, record.gate.verdict) == ("gate", "ok", "PASS")
-    assert [len(row) for row in pair.samples.blocks] == [6] * record.gate.processes
-    assert [len(order.blocks) for order in pair.samples.orders] == [6] * record.gate.processes
+    *_, record = [each for each in timed.records if Gate.of(each) and each.variant == "quick"]
+    gate = Gate.of(record)
+    assert gate is not None
+    (pair,) = gate.pairs
+    assert (record.kind, record.outcome, gate.verdict) == ("gate", "ok", "PASS")
+    assert [len(row) for row in pair.samples.blocks] == [6] * gate.processes
+    assert [len(order.blocks) for order in pair.samples.orders] == [6] * gate.processes
     assert (pair.low or 1) < (pair.ratio or 1) < (pair.high or 1) < 0.95
     assert pair.method.startswith("wall clock of ")
-    assert set(record.gate.pilot_us[SHAPE]) == {"quick", "usual"}
+    assert set(gate.pilot_us[SHAPE]) == {"quick", "usual"}
 
 
 @pytest.mark.nightly

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pytest_fa.features.gate.gate_lines import gate_lines
-from pytest_fa.records.gated import Gate
+from pytest_fa.features.gate.gated import Gate
 
 GATE = Gate(0.95, "PASS", "", 6, 1, 2, 0.01, None, 26.0, {}, ())
 

@@ -22,12 +22,12 @@ from pytest_fa.features.gate.decision import ANALYSES, CONFIDENCE, MIN_SD_SHARE,
 from pytest_fa.features.gate.gate import GateQuestion, decide_gate, gate_question
 from pytest_fa.features.gate.gate_gpus import gpus_of_gate
 from pytest_fa.features.gate.gate_lines import gate_lines
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.features.gate.gpu_effect import detectable_on, gpu_sd, independent_samples, process_sd
 from pytest_fa.features.gate.intervals import PROCESS_SD, detectable_effect
 from pytest_fa.features.gate.plugin import ALL_GPUS, GateOptions
 from pytest_fa.host.client import Workers
 from pytest_fa.records.environment import Gpu
-from pytest_fa.records.gated import Gate
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.read import read_record
@@ -265,7 +265,7 @@ def test_one_verdict_and_the_ratio_of_each_gpu(
     assert [len(each) for each in seeds.values()] == [6, 6, 6]
     assert len({seed for each in seeds.values() for seed in each}) == 18
     assert "6 processes on each of 3 GPUs" in announced[0]
-    gate = gated.gate
+    gate = Gate.of(gated)
     assert gate is not None
     assert (gated.outcome, gate.verdict, gate.processes) == ("ok", "PASS", 18)
     (pair,) = gate.pairs
@@ -325,20 +325,19 @@ def _forged(gate: Gate, **changes: object) -> Gate:
 def test_a_forged_gpu_is_found(monkeypatch: pytest.MonkeyPatch, write_variant: WriteVariant, tmp_path: Path) -> None:
     """A record whose ratio of one GPU, spread or assignment of processes was changed contradicts its samples."""
     gated, _, _ = gate_on(SimulatedHost(monkeypatch, {"GPU-0": -0.8, "GPU-1": -0.9}), write_variant, tmp_path)
-    assert gated.gate is not None
+    gate = Gate.of(gated)
+    assert gate is not None
 
-    def problems(gate: Gate) -> str:
-        return "\n".join(contradictions(msgspec.structs.replace(gated, gate=gate), None, PROCESS_SD))
+    def problems(changed: Gate) -> str:
+        return "\n".join(contradictions(changed.to(gated), None, PROCESS_SD))
 
-    (pair,) = gated.gate.pairs
-    assert "GPU" not in problems(gated.gate)
+    (pair,) = gate.pairs
+    assert "GPU" not in problems(gate)
     first = msgspec.structs.replace(pair.gpu_ratios[0], ratio=0.4)
-    assert "the ratios of the GPUs of fast" in problems(_forged(gated.gate, gpu_ratios=(first, pair.gpu_ratios[1])))
-    assert "the ratios of the GPUs of fast" in problems(_forged(gated.gate, gpu_ratios=()))
-    assert "gpu_sd of fast" in problems(_forged(gated.gate, gpu_sd=0.0))
+    assert "the ratios of the GPUs of fast" in problems(_forged(gate, gpu_ratios=(first, pair.gpu_ratios[1])))
+    assert "the ratios of the GPUs of fast" in problems(_forged(gate, gpu_ratios=()))
+    assert "gpu_sd of fast" in problems(_forged(gate, gpu_sd=0.0))
     moved = msgspec.structs.replace(pair.samples, gpus=(pair.samples.gpus[0], *pair.samples.gpus[:-1]))
-    assert "do not have the same number of processes" in problems(_forged(gated.gate, samples=moved))
+    assert "do not have the same number of processes" in problems(_forged(gate, samples=moved))
     alone = msgspec.structs.replace(pair.samples, gpus=())
-    assert "high of fast at b1h8s512d64-fp16 is" in problems(
-        _forged(gated.gate, samples=alone, gpu_ratios=(), gpu_sd=None)
-    )
+    assert "high of fast at b1h8s512d64-fp16 is" in problems(_forged(gate, samples=alone, gpu_ratios=(), gpu_sd=None))

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_fa.features.gate.gated import Gate, GatePair
 from pytest_fa.features.gate.process_cost import USUAL, ProcessCost, correction, cost_of, expected_cost, part_seconds
-from pytest_fa.records.gated import Gate, GatePair
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Environment, to_json
@@ -34,7 +34,7 @@ def write_log(folder: Path, name: str, environment: Environment, *gates: Gate) -
     """The record file of an earlier run with these gates."""
     logs = options(folder).artifacts / "records"
     logs.mkdir(parents=True, exist_ok=True)
-    records = [record("mine", kind="gate", gate=each, environment=environment) for each in gates]
+    records = [record("mine", kind="gate", added={"gate": each}, environment=environment) for each in gates]
     logs.joinpath(name).write_bytes(b"".join(to_json(each) + b"\n" for each in records))
 
 

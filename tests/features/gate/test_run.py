@@ -14,6 +14,7 @@ from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.bundle.recompute import contradictions
 from pytest_fa.features.gate.gate import GateQuestion, decide_gate, gate_question
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.features.gate.intervals import PROCESS_SD
 from pytest_fa.features.gate.pilot import BaselineTime, slower_than_pilot
 from pytest_fa.host.client import Workers
@@ -134,8 +135,9 @@ def test_the_announced_time_is_that_of_the_last_gate(
     said: list[str] = []
     for _ in range(2):
         gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), said.append)
-    assert gated.gate is not None
-    assert (gated.gate.part_seconds, gated.gate.seconds >= gated.gate.pilot_seconds) == (result.seconds, True)
+    decided = Gate.of(gated)
+    assert decided is not None
+    assert (decided.part_seconds, decided.seconds >= decided.pilot_seconds) == (result.seconds, True)
     first, corrected, second = said
     assert "6 processes (about 18 s), or 12 (about 36 s)" in first
     assert snapshot == corrected
@@ -152,11 +154,12 @@ def test_the_record_says_what_its_pilot_shared_and_cost(variants: tuple[Variant,
     runner = SimulatedRunner(tmp_path, records, blocks(*[-0.105] * 8))
     question = GateQuestion(0.95, (CASE,), (fast, slow))
     first, second = (decide_gate(runner, candidate, question, lambda _: None) for _ in range(2))
-    assert first.gate is not None
-    assert second.gate is not None
-    assert (first.gate.pilot_age_seconds, first.gate.pilot_costs) == ({}, Costs(0.0, 3.0, 6.0))
-    assert second.gate.pilot_age_seconds[CASE.shape_id].keys() == {"slow"}
-    assert second.gate.pilot_costs == Costs(0.0, 2.0, 4.0)
+    earlier, later = Gate.of(first), Gate.of(second)
+    assert earlier is not None
+    assert later is not None
+    assert (earlier.pilot_age_seconds, earlier.pilot_costs) == ({}, Costs(0.0, 3.0, 6.0))
+    assert later.pilot_age_seconds[CASE.shape_id].keys() == {"slow"}
+    assert later.pilot_costs == Costs(0.0, 2.0, 4.0)
     assert read_record(to_json(second)) == second
 
 
@@ -216,8 +219,8 @@ def test_an_unconfirmed_slow_baseline_does_not_matter(
     gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (slow, fast)), announcements.append)
     assert (gated.outcome, len(runner.jobs)) == ending
     assert all(job.arm_pairs[0].baseline.variant.name == "fast" for job in runner.jobs)
-    if gated.gate:
-        (left_out,) = gated.gate.left_out
+    if decided := Gate.of(gated):
+        (left_out,) = decided.left_out
         assert left_out.startswith("slow at b1h8s512d64-fp16: the clocks disagree")
         assert left_out in announcements[0]
 
@@ -294,11 +297,12 @@ def test_the_pilot_counts_when_a_gate_is_verified(
 ) -> None:
     """An honest gate on a GPU contradicts nothing; turned into another verdict, it does."""
     gated, _ = gate_with_baseline(variants, tmp_path, monkeypatch, baseline_us)
-    assert gated.gate is not None
+    decided = Gate.of(gated)
+    assert decided is not None
     assert [line for line in contradictions(gated, None, PROCESS_SD) if "verdict" in line] == []
-    other = "INCONCLUSIVE" if gated.gate.verdict == "PASS" else "PASS"
+    other = "INCONCLUSIVE" if decided.verdict == "PASS" else "PASS"
     outcome = {"PASS": Outcome.OK, "INCONCLUSIVE": Outcome.INCONCLUSIVE}[other]
-    forged = msgspec.structs.replace(gated, gate=msgspec.structs.replace(gated.gate, verdict=other), outcome=outcome)
+    forged = msgspec.structs.replace(decided, verdict=other).to(msgspec.structs.replace(gated, outcome=outcome))
     assert any(f"the verdict is {other}, its samples give" in line for line in contradictions(forged, None, PROCESS_SD))
 
 
@@ -321,8 +325,9 @@ def test_dropped_blocks_give_a_readable_record(variants: tuple[Variant, Variant]
     gated, count = gate(variants, tmp_path, blocks(*[-0.105] * 5, dropped=3))
     reason = "6 processes lost more than 20 % of the blocks"
     assert (gated.outcome, count, reason in gated.message) == ("inconclusive", 6, True)
-    assert gated.gate is not None
-    assert (gated.gate.process_sd, gated.gate.pairs[0].low) == (None, None)
+    decided = Gate.of(gated)
+    assert decided is not None
+    assert (decided.process_sd, decided.pairs[0].low) == (None, None)
     assert read_record(to_json(gated)) == gated
 
 

@@ -15,24 +15,18 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.__main__ import main
 from pytest_fa.features.compare.sides import read_side
+from pytest_fa.features.gate.gated import Gate, GatePair
 from pytest_fa.features.html import failures, hierarchy
 from pytest_fa.features.html.machine import PageFacts
 from pytest_fa.features.html.render import content_policy, html_report
+from pytest_fa.features.ncu.nsight_report import DURATION, Bottleneck, CountedKernel, CounterDifference, NsightReport
+from pytest_fa.features.sanitize.sanitized import Sanitized
 from pytest_fa.records.checks import CrossCheck, Diagnosis
-from pytest_fa.records.gated import Gate, GatePair
 from pytest_fa.records.log import save_records
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Ablation, Record, to_json
 from pytest_fa.records.timing import Agreement, Clocks
-from pytest_fa.records.tool_results import (
-    DURATION,
-    Bottleneck,
-    CountedKernel,
-    CounterDifference,
-    NsightReport,
-    Sanitized,
-)
 from pytest_fa.table.answer import RunFacts
 from tests.factories import BUILD, RECORD, SHAPE, SMALL_SHAPE, SPEED, record, speed
 
@@ -118,14 +112,14 @@ def small_run() -> list[Record]:
         on_h200("fast", 2.0, shape=SMALL_SHAPE, speed=timed),
         on_h200("without_pv", 3.0, "ablation", ablation=Ablation("P.V", "fast")),
         on_h200("sdpa_cudnn", 7.0, "baseline"),
-        record("fast", f"{SHAPE}-seed1", "gate", gate=GATE, environment=ON_H200),
-        record("fast", kind="profile", nsight=NSIGHT, environment=ON_H200),
+        record("fast", f"{SHAPE}-seed1", "gate", added={"gate": GATE}, environment=ON_H200),
+        record("fast", kind="profile", added={"ncu": NSIGHT}, environment=ON_H200),
         msgspec.structs.replace(RECORD, diagnosis=DIAGNOSIS),
         record(
             "tool",
             kind="sanitize",
             outcome=Outcome.HAZARD,
-            sanitized=Sanitized("racecheck", "found", "1", "", 1.0, (), 1),
+            added={"sanitize": Sanitized("racecheck", "found", "1", "", 1.0, (), 1)},
         ),
     ]
 

@@ -10,6 +10,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.features.gate.gate import OUTCOMES
+from pytest_fa.features.gate.gated import Gate, GatePair, GateVerdict
 from pytest_fa.features.judge_command.conclude import (
     RunResult,
     bottlenecks_of,
@@ -23,12 +24,11 @@ from pytest_fa.features.judge_command.conclude import (
 )
 from pytest_fa.features.judge_command.document import Status
 from pytest_fa.features.judge_command.question import Question
+from pytest_fa.features.ncu.nsight_report import Bottleneck, CountedKernel, CounterDifference, NsightReport
 from pytest_fa.records.checks import Diagnosis
-from pytest_fa.records.gated import Gate, GatePair, GateVerdict
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Record
-from pytest_fa.records.tool_results import Bottleneck, CountedKernel, CounterDifference, NsightReport
 from tests.factories import CHECK, OK, SHAPE, SMALL_SHAPE, WRONG, record, variant
 
 MINE = variant("mine")
@@ -43,7 +43,7 @@ def gate_record(verdict: GateVerdict) -> Record:
     )
     pilot_us = {SHAPE: {"mine": 8.0, "sdpa": 10.0}, SMALL_SHAPE: {"mine": 9.0, "sdpa": 10.0}}
     gate = Gate(1.0, verdict, "by a lot", 6, 1, 0, 0.01, None, 12.0, pilot_us, pairs)
-    return record(kind="gate", outcome=OUTCOMES[verdict], gate=gate)
+    return record(kind="gate", outcome=OUTCOMES[verdict], added={"gate": gate})
 
 
 @pytest.mark.parametrize(("verdict", "status"), [("PASS", "faster"), ("FAIL", "slower"), ("INCONCLUSIVE", "undecided")])
@@ -57,7 +57,7 @@ def noisy_gate(low: float, control: float, verdict: GateVerdict = "INCONCLUSIVE"
     controls = tuple((control * sign,) for sign in (1.0, 1.01, 0.99, 1.0, 1.01, 0.99))
     pair = GatePair(PairSamples(SHAPE, "sdpa", (), controls), low + 0.1, low, low + 0.2, None, None)
     gate = Gate(1.0, verdict, "noisy machine", 6, 1, 0, 0.01, None, 12.0, {}, (pair,))
-    return record(kind="gate", outcome=Outcome.INCONCLUSIVE, gate=gate)
+    return record(kind="gate", outcome=Outcome.INCONCLUSIVE, added={"gate": gate})
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_without_a_verdict_nothing_is_faster(run: RunResult, expected: tuple[str
 
 def test_the_largest_ratio_decides() -> None:
     """`ratio` is the largest one of all shapes; one that is not finite counts as larger."""
-    ratios = ratios_of(gate_record("PASS").gate)
+    ratios = ratios_of(Gate.of(gate_record("PASS")))
     assert [(each.shape, each.value, each.confidence) for each in ratios] == [
         (SHAPE, 0.8, 0.995),
         (SMALL_SHAPE, 0.9, 0.995),
@@ -129,7 +129,7 @@ def test_the_largest_ratio_decides() -> None:
 def test_the_document_has_the_times_of_the_pilot() -> None:
     """The times are those of the variant and of the baselines, before the gate."""
     assert [
-        (each.shape, each.candidate_us, each.baselines_us) for each in times_of(MINE, gate_record("PASS").gate)
+        (each.shape, each.candidate_us, each.baselines_us) for each in times_of(MINE, Gate.of(gate_record("PASS")))
     ] == [
         (SHAPE, 8.0, {"sdpa": 10.0}),
         (SMALL_SHAPE, 9.0, {"sdpa": 10.0}),
@@ -174,7 +174,7 @@ def test_a_profile_says_what_decides_the_time() -> None:
         baseline="sdpa_cudnn",
         differences=(CounterDifference("DRAM", 80.0, 40.0, 1.0),),
     )
-    (part,) = bottlenecks_of(RunResult((record(kind="profile", nsight=report), record(kind="profile"))))
+    (part,) = bottlenecks_of(RunResult((record(kind="profile", added={"ncu": report}), record(kind="profile"))))
     assert (part.shape, part.bound_by, part.baseline) == (SHAPE, "memory", "sdpa_cudnn")
     assert [(each.label, each.candidate, each.baseline) for each in part.beside] == [("DRAM", 80.0, 40.0)]
 

@@ -10,9 +10,9 @@ import pytest
 from pytest_fa.features.ncu import presets
 from pytest_fa.features.ncu.bottleneck import bottleneck_of
 from pytest_fa.features.ncu.counter_differences import differences
+from pytest_fa.features.ncu.nsight_report import DURATION, Bottleneck, BoundBy, CountedKernel, NsightReport
 from pytest_fa.features.ncu.raw_table import read_raw_table
 from pytest_fa.records.log import read_records
-from pytest_fa.records.tool_results import DURATION, Bottleneck, BoundBy, CountedKernel
 from pytest_fa.table.tool_lines import short_name
 from tests.factories import RECORDED
 
@@ -142,8 +142,8 @@ COMMITTED = [
     (record.id, kernel)
     for path in sorted((Path(__file__).parents[3] / "profiles").glob("*/*.jsonl"))
     for record in read_records(path)
-    if record.nsight
-    for kernel in record.nsight.kernels
+    if (report := NsightReport.of(record))
+    for kernel in report.kernels
 ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fa.features.ncu.nsight_report import NsightReport
 from pytest_fa.records.record import Record
 from tests.projects import CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
 from tests.tiers import nightly_after
@@ -81,13 +82,14 @@ def test_without_the_option_there_is_no_item(counted: Project) -> None:
 
 def test_the_record_has_counters_and_bottleneck(record: Record) -> None:
     """The record has the counters by Nsight's names, what bounds the kernel, and the manifest's expectation."""
-    assert record.nsight is not None
-    (kernel,) = record.nsight.kernels
+    report = NsightReport.of(record)
+    assert report is not None
+    (kernel,) = report.kernels
     assert record.id == f"right-{CASE}-verdict"
     assert kernel.counters["gpu__time_duration.sum"] == 9056.0
     assert kernel.bottleneck is not None
     assert kernel.bottleneck.bound_by == "latency"
-    assert record.nsight.expect == "what the test asserts"
+    assert report.expect == "what the test asserts"
 
 
 def test_a_profiled_run_has_no_time(record: Record) -> None:
@@ -97,17 +99,19 @@ def test_a_profiled_run_has_no_time(record: Record) -> None:
 
 def test_the_profile_is_compared_with_sdpa(record: Record) -> None:
     """The fastest SDPA backend of this run is profiled at the same shape, and its counters are compared."""
-    assert record.nsight is not None
-    assert (record.nsight.baseline or "").startswith("sdpa_")
-    assert len(record.nsight.baseline_kernels) == 1
-    assert record.nsight.differences == ()  # both profiles replay the same recording
+    report = NsightReport.of(record)
+    assert report is not None
+    assert (report.baseline or "").startswith("sdpa_")
+    assert len(report.baseline_kernels) == 1
+    assert report.differences == ()  # both profiles replay the same recording
 
 
 def test_files_have_fixed_names_and_an_index(counted: Project, record: Record) -> None:
     """Report, CSV, log and job are named by id and preset, with paths relative to the root; the index lists them."""
-    assert record.nsight is not None
+    report = NsightReport.of(record)
+    assert report is not None
     stem = f"artifacts/ncu/right-{CASE}.verdict"
-    paths = [record.nsight.report, record.nsight.table, record.nsight.log, record.nsight.job]
+    paths = [report.report, report.table, report.log, report.job]
     assert [f"{stem}.{suffix}" for suffix in ("ncu-rep", "csv", "log", "job.json")] == paths
     assert all((counted.folder / path).is_file() for path in paths if path)
     index = json.loads((counted.folder / "artifacts" / "ncu" / "index.json").read_text(encoding="utf-8"))
@@ -116,21 +120,23 @@ def test_files_have_fixed_names_and_an_index(counted: Project, record: Record) -
 
 def test_the_job_is_the_workers(counted: Project, record: Record) -> None:
     """The profiled process runs the worker's job for the same call, without judging or timing it."""
-    assert record.nsight is not None
-    job = json.loads((counted.folder / (record.nsight.job or "")).read_text(encoding="utf-8"))
+    report = NsightReport.of(record)
+    assert report is not None
+    job = json.loads((counted.folder / (report.job or "")).read_text(encoding="utf-8"))
     expected = {"type": "case", "checks_output": False, "time": False, "device": "cuda", "warm_ups": 1}
     assert expected == {key: job[key] for key in expected}
     assert job["variant"]["name"] == "right"
-    assert list(record.nsight.command[-3:-1]) == ["-m", "pytest_fa.server"]
+    assert list(report.command[-3:-1]) == ["-m", "pytest_fa.server"]
 
 
 def test_the_terminal_shows_the_profile(run: Run, record: Record) -> None:
     """The terminal shows one line with the headline counters, and below it bottleneck, expectation and report."""
-    assert record.nsight is not None
+    report = NsightReport.of(record)
+    assert report is not None
     (line,) = [each for each in run.all_lines if each.startswith(f"right-{CASE}: ")]
     assert "9.06 us; SM 7 %, tensor 32 %, exp 34 %, memory 4 %" in line
     text = run.text
-    assert f"  report: {record.nsight.report} (verdict, " in text
+    assert f"  report: {report.report} (verdict, " in text
     assert "the durations are not benchmark times" in text
     assert "latency-bound: no unit is near its peak" in text
     assert "  expected: what the test asserts" in text
@@ -139,10 +145,11 @@ def test_the_terminal_shows_the_profile(run: Run, record: Record) -> None:
 
 def test_junit_names_the_report(run: Run, record: Record) -> None:
     """The test case in the JUnit file has properties with the report and the bottleneck."""
-    assert record.nsight is not None
+    report = NsightReport.of(record)
+    assert report is not None
     (case,) = [each for each in run.junit.iter("testcase") if str(each.get("name")).startswith("test_profile")]
     properties = {str(each.get("name")): each.get("value") for each in case.iter("property")}
-    assert properties["fa.ncu.report"] == record.nsight.report
+    assert properties["fa.ncu.report"] == report.report
     assert (properties["fa.ncu.verdict"] or "").startswith("latency-bound: ")
 
 

@@ -13,8 +13,8 @@ from pytest_fa.features.ncu import presets
 from pytest_fa.features.ncu.index import add_entry, read_index
 from pytest_fa.features.ncu.ncu_program import NcuProgram, NcuTarget, profile
 from pytest_fa.features.ncu.nsight import Nsight, base_name, foreign_kernels
+from pytest_fa.features.ncu.nsight_report import DURATION, CountedKernel, NsightReport
 from pytest_fa.features.ncu.presets import preset
-from pytest_fa.records.tool_results import DURATION, CountedKernel, NsightReport
 from tests.factories import BUILD
 
 

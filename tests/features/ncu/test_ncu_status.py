@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from pytest_fa.features.ncu.ncu_status import SENTENCES, last_error, read_status, unknown_metrics
-from pytest_fa.records.tool_results import NsightStatus
+from pytest_fa.features.ncu.nsight_report import NsightStatus
 from tests.factories import RECORDED
 
 LOGS = sorted((RECORDED / "ncu").glob("*.log"))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fa.features.ncu.nsight_report import SourceLine
 from pytest_fa.features.ncu.phases import busiest_lines, phase_samples, phases_of_source
-from pytest_fa.records.tool_results import SourceLine
 
 KERNELS = Path(__file__).parents[3] / "kernels"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.features.ncu.ncu_program import read_by_module
+from pytest_fa.features.ncu.nsight_report import DURATION, CountedKernel
 from pytest_fa.features.ncu.raw_table import read_raw_table
-from pytest_fa.records.tool_results import DURATION, CountedKernel
 from pytest_fa.table.tool_lines import short_name
 
 needs_module = pytest.mark.skipif(importlib.util.find_spec("ncu_report") is None, reason="ncu_report is not installed")

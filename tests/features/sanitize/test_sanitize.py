@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from pytest_fa.features.sanitize.sanitized import Sanitized
 from tests.factories import CUDA_SOURCE
 from tests.features.ncu.test_ncu import ENVIRONMENT
 from tests.projects import CASE, PRETEND_GPU, ZERO_MANIFEST, NewProject, Project, Run
@@ -44,9 +45,9 @@ def test_each_tool_is_a_test(built: Project) -> None:
     run = sanitize(built, "zero", "memcheck,racecheck")
     assert run.ret == 0, run.text
     assert {"test_sanitize[zero-memcheck]": "passed", "test_sanitize[zero-racecheck]": "passed"} == run.outcomes
-    records = [each for each in built.records if each.sanitized and each.variant == "zero"]
+    records = [each for each in built.records if Sanitized.of(each) and each.variant == "zero"]
     assert [("b1h2s193d64-fp16-seed0", "clean", 0)] * 2 == [
-        (str(each.case), each.sanitized.status, each.sanitized.count) for each in records if each.sanitized
+        (str(each.case), result.status, result.count) for each in records if (result := Sanitized.of(each))
     ]
     assert "compute-sanitizer" in run.outlines
     assert f"zero-{records[0].case}-memcheck: clean (" in run.text
@@ -58,9 +59,10 @@ def test_a_cuda_entry_is_called_without_torch(built: Project) -> None:
     run = sanitize(built, "zero", "memcheck")
     assert run.ret == 0, run.text
     record = built.records[-1]
-    assert record.sanitized is not None
-    assert list(record.sanitized.command[-2:-1]) == ["pytest_fa.features.sanitize.plain_call"]
-    job = json.loads((built.folder / record.sanitized.command[-1]).read_text(encoding="utf-8"))
+    result = Sanitized.of(record)
+    assert result is not None
+    assert list(result.command[-2:-1]) == ["pytest_fa.features.sanitize.plain_call"]
+    job = json.loads((built.folder / result.command[-1]).read_text(encoding="utf-8"))
     assert job["library"].endswith("kernel.so")
 
 
@@ -69,8 +71,9 @@ def test_a_python_entry_goes_through_the_worker(built: Project) -> None:
     run = sanitize(built, "script", "memcheck")
     assert run.ret == 0, run.text
     record = built.records[-1]
-    assert record.sanitized is not None
-    assert list(record.sanitized.command[-2:-1]) == ["pytest_fa.server"]
+    result = Sanitized.of(record)
+    assert result is not None
+    assert list(result.command[-2:-1]) == ["pytest_fa.server"]
 
 
 @pytest.mark.needs_nvcc
@@ -119,7 +122,7 @@ def test_named_cases_are_checked(built: Project) -> None:
     named = ",".join((f"{shapes[0]}-seed0", f"{shapes[0]}-seed1", f"{shapes[1]}-seed0"))
     run = sanitize(built, "zero", "memcheck", f"--fa-case={named}")
     assert (run.ret, {f"test_sanitize[zero-{shape}-memcheck]": "passed" for shape in shapes}) == (0, run.outcomes)
-    records = [each for each in built.records if each.sanitized][-2:]
+    records = [each for each in built.records if Sanitized.of(each)][-2:]
     assert [f"{shape}-seed0" for shape in shapes] == [str(record.case) for record in records]
 
 
@@ -139,7 +142,7 @@ def test_a_users_test_takes_each_tool_once(built: Project) -> None:
     run = built.run("test_mine.py", *options, env=ENVIRONMENT)
     expected = {f"test_mine[script-{tool}]": "passed" for tool in ("memcheck", "racecheck")}
     assert (run.ret, expected) == (0, run.outcomes), run.text
-    records = [each for each in built.records if each.sanitized][-2:]
+    records = [each for each in built.records if Sanitized.of(each)][-2:]
     assert ["b1h2s193d64-fp16-seed0"] * 2 == [str(each.case) for each in records]
 
 

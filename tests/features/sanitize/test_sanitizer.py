@@ -14,6 +14,7 @@ from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import Suppression, Variant
 from pytest_fa.features.sanitize import sanitizer
 from pytest_fa.features.sanitize.sanitize import suppressed
+from pytest_fa.features.sanitize.sanitized import Sanitized
 from pytest_fa.features.sanitize.sanitizer import (
     SanitizedChild,
     find_sanitizer,
@@ -22,7 +23,6 @@ from pytest_fa.features.sanitize.sanitizer import (
     sanitize,
     summary_count,
 )
-from pytest_fa.records.tool_results import Sanitized
 from tests.factories import BUILD, KERNEL, RECORDED
 
 KERNELS = Path(__file__).parents[3] / "kernels"

@@ -7,8 +7,8 @@ import pytest
 from pytest_fa.build.occupancy import MULTIPROCESSORS, Occupancy, excesses, multiprocessor, occupancy, registers_limit
 from pytest_fa.build.target import capability
 from pytest_fa.catalog.variant import ARCHES
+from pytest_fa.features.ncu.nsight_report import CountedKernel
 from pytest_fa.features.ncu.raw_table import read_raw_table
-from pytest_fa.records.tool_results import CountedKernel
 from tests.factories import RECORDED
 
 KERNELS = read_raw_table((RECORDED / "sdpa_detailed.csv").read_text(encoding="utf-8"))

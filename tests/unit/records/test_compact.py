@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.records.checks import Bound, Check, Repeats
 from pytest_fa.records.compact import USUAL, compact_lines
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.files import read_stream
-from pytest_fa.records.gated import Gate
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record, Stage, to_json
 from tests.factories import BARE, BUILD, CHECK, RECORD, SPEED, record
@@ -116,7 +116,7 @@ def test_seconds_are_rounded() -> None:
 def test_the_costs_of_a_gates_pilot_are_read_back_equal() -> None:
     """The costs of a gate's own pilot, deep in a record, are read back as they were."""
     gate = Gate(1.0, "PASS", "", 6, 0, 0, 0.01, None, 20.0, {}, (), pilot_costs=Costs(THIRD, 2.0, 0.0))
-    gated = record(kind="gate", gate=gate)
+    gated = record(kind="gate", added={"gate": gate})
     assert read_back(gated) == (gated,)
 
 

@@ -193,7 +193,7 @@ def test_saving_keeps_every_line_and_stays_in_its_folder(folder: Path, content: 
         target = Path(name) / "saved"
         paths = save_records(list(file.records), target)
         assert sorted(item.name for item in Path(name).iterdir()) == ["profiles", *(["saved"] if paths else [])]
-        keys = {(record.kind, record.id, record.kind == "gate" and record.rerun_command) for record in file.records}
+        keys = {(record.kind, record.id, record.case is None and record.rerun_command) for record in file.records}
         assert sum(len(read_records(saved)) for saved in paths) >= len(keys)
         for saved in paths:
             bad_lines = (content[line.start : line.start + line.length] for line in file.bad_lines)

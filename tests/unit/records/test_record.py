@@ -54,8 +54,7 @@ def test_a_wrong_value_is_refused(field: str, value: object) -> None:
 
 # Fields that were added after the first saved records, which lack them, and what is read in their place.
 LATER: dict[str, object] = {"other_plugins": (), "is_claim": False, "machine": None} | {
-    "nsight": None,
-    "sanitized": None,
+    "added": {},
     "ablation": None,
     "fingerprints": None,
     "output": "",

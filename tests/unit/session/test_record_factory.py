@@ -10,11 +10,11 @@ import pytest
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.features.ncu.plugin import NcuOptions
 from pytest_fa.features.sanitize.plugin import SanitizeOptions
+from pytest_fa.features.sanitize.sanitized import Sanitized
 from pytest_fa.features.selftest.plugin import SelftestOptions
 from pytest_fa.host.job_output import RECORD_CHARACTERS
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Ablation, RecordKind
-from pytest_fa.records.tool_results import Sanitized
 from pytest_fa.session.record_factory import Asker, RecordFactory
 from pytest_fa.session.rerun import rerun_command
 from pytest_fa.wire.jobs import CaseResult
@@ -116,9 +116,10 @@ def test_the_payload_of_a_feature_is_printable(tmp_path: Path) -> None:
     """A tool's words may be those of a kernel; the id has the name of the tool."""
     found = Sanitized("memcheck", "found", "a \x1b[31m red line", "", 0.0, ())
     factory = RecordFactory(options(tmp_path, parts=(SanitizeOptions(("memcheck", "racecheck")),)))
-    record = factory.make("sanitize", variant("mine"), CASE, RESULT, tool="memcheck", sanitized=found)
-    assert record.sanitized is not None
-    assert (record.sanitized.message, record.id) == (r"a \x1b[31m red line", f"mine-{CASE.id}-memcheck")
+    record = factory.make("sanitize", variant("mine"), CASE, RESULT, tool="memcheck", added=found)
+    sanitized = Sanitized.of(record)
+    assert sanitized is not None
+    assert (sanitized.message, record.id) == (r"a \x1b[31m red line", f"mine-{CASE.id}-memcheck")
     assert "--fa-sanitize=memcheck " in record.rerun_command
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from pytest_fa.records.gated import Gate
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.records.outcome import Outcome, State
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU, Agreement, Speed, Timing
@@ -226,7 +226,7 @@ def test_the_states_of_many_variants(snapshot: SnapshotAssertion) -> None:
         record("d", kind="build", outcome=Outcome.NOT_BUILT),
         record("e", kind="build"),
         record("h", outcome=Outcome.CHEAT),
-        record("f", kind="gate", outcome=Outcome.GATE_FAILED, gate=GATE),
+        record("f", kind="gate", outcome=Outcome.GATE_FAILED, added={"gate": GATE}),
         record("g", kind="gate", outcome=Outcome.INCONCLUSIVE),
     ]
     counts = "1 right, 1 cheat, 1 wrong, 1 failed, 1 not built, 1 only built, 2 not judged"

@@ -51,7 +51,6 @@ RECORD = Record(
     repeats=None,
     diagnosis=None,
     speed=None,
-    gate=None,
     environment=Environment(None, None, None, None, None, "3.12.1", "Linux 6", "a CPU", "0.1.0"),
     source=Source(None, None, "no git"),
     measured_at="2026-01-01T00:00:00+00:00",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from syrupy.assertion import SnapshotAssertion
 
+from pytest_fa.features.gate.gated import Gate, GatePair
 from pytest_fa.records.costs import Costs
-from pytest_fa.records.gated import Gate, GatePair
 from pytest_fa.records.paired import PairSamples
 from pytest_fa.records.record import Record, Stage
 from pytest_fa.table.rows import make_rows
@@ -31,7 +31,7 @@ def test_the_lines_of_a_run(snapshot: SnapshotAssertion) -> None:
 
 def test_few_lines() -> None:
     """Of many stages the slowest are shown; a run in which nothing took time has no lines."""
-    timed = record(kind="gate", gate=GATE, stages=(Stage("launch", "ok", 1.0),), costs=Costs(2.0, 3.0, 4.0))
+    timed = record(kind="gate", added={"gate": GATE}, stages=(Stage("launch", "ok", 1.0),), costs=Costs(2.0, 3.0, 4.0))
     assert 1 + MAX_LINES == len(slowest_stage_lines([timed], 1.0))
     assert [] == slowest_stage_lines([record()], 0.0)
 
@@ -54,8 +54,8 @@ def test_the_parts_of_a_gate() -> None:
     """The pilot and the parts of all processes are parts of a gate; an older record has none of them."""
     older = msgspec.structs.replace(GATE, pilot_seconds=0.0, part_seconds={})
     expected = {"gate: pilot": 4.5, "gate: start and end of processes": 3.0, "gate: timed samples": 12.0}
-    assert expected == seconds_of(record(kind="gate", gate=GATE))
-    assert {} == seconds_of(record(kind="gate", gate=older))
+    assert expected == seconds_of(record(kind="gate", added={"gate": GATE}))
+    assert {} == seconds_of(record(kind="gate", added={"gate": older}))
 
 
 def test_processes_on_several_gpus_run_side_by_side() -> None:
@@ -63,7 +63,7 @@ def test_processes_on_several_gpus_run_side_by_side() -> None:
     gpus = ("a", "b", "c") * 6
     pair = GatePair(PairSamples("b1h8s512d64-fp16", "fast", (), (), gpus=gpus), 0.9, 0.8, 1.0, 0.8, 1.0)
     gate = msgspec.structs.replace(GATE, processes=18, pairs=(pair,))
-    assert 12.0 == seconds_of(record(kind="gate", gate=gate))["gate: timed samples"]
+    assert 12.0 == seconds_of(record(kind="gate", added={"gate": gate}))["gate: timed samples"]
 
 
 def test_a_shared_compilation_counts_once() -> None:

@@ -8,17 +8,17 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.features.github.step_summary import summary_markdown
 from pytest_fa.features.ncu.ncu_lines import profile_lines, profile_properties
-from pytest_fa.features.sanitize.sanitize_lines import sanitizer_lines, sanitizer_properties
-from pytest_fa.records.record import Ablation, Record
-from pytest_fa.records.tool_results import (
+from pytest_fa.features.ncu.nsight_report import (
     DURATION,
     Bottleneck,
     CountedKernel,
     CounterDifference,
     NsightReport,
-    Sanitized,
     SourceLine,
 )
+from pytest_fa.features.sanitize.sanitize_lines import sanitizer_lines, sanitizer_properties
+from pytest_fa.features.sanitize.sanitized import Sanitized
+from pytest_fa.records.record import Ablation, Record
 from pytest_fa.table.tool_lines import ablation_lines
 from tests.factories import RECORD
 
@@ -47,7 +47,10 @@ DENIED = msgspec.structs.replace(PROFILE, status="busy", message="taken", kernel
 
 def record(profile: NsightReport | None = None, sanitized: Sanitized | None = None, **changes: object) -> Record:
     """A record of a profile or of a sanitizer run."""
-    return msgspec.structs.replace(RECORD, id="x", nsight=profile, sanitized=sanitized, **changes)
+    made = msgspec.structs.replace(RECORD, id="x", **changes)
+    for added in (profile, sanitized):
+        made = added.to(made) if added else made
+    return made
 
 
 def test_a_profile_is_a_headline_with_details(snapshot: SnapshotAssertion) -> None:

@@ -1,14 +1,18 @@
-"""Record types of Nsight Compute and compute-sanitizer results.  None of them holds a benchmark time."""
+"""What `--ncu` adds to a record: the counters of Nsight Compute, none of which is a benchmark time."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import msgspec
 
+from pytest_fa.records.added import Added, Proposal
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.ranges import Natural, Real, Seconds
+from pytest_fa.records.record import Record
 
-# How NVIDIA's programs ended, which says nothing of the kernel.  `ncu_status` has a sentence for each of Nsight's.
+# How Nsight Compute ended, which says nothing of the kernel.  `ncu_status` has a sentence for each.
 NsightStatus = Literal[
     "ok",
     "not-installed",
@@ -26,7 +30,6 @@ NsightStatus = Literal[
     "failed",
 ]
 BoundBy = Literal["launch", "latency", "memory", "tensor", "exp", "fma"]
-ToolStatus = Literal["clean", "found", "suppressed", "not covered", "not measured", "incomplete"]
 
 
 class Bottleneck(msgspec.Struct, frozen=True):
@@ -69,7 +72,7 @@ class CounterDifference(msgspec.Struct, frozen=True):
     weight: Real
 
 
-class NsightReport(msgspec.Struct, frozen=True):
+class NsightReport(Added, frozen=True):
     """The counters of one call under Nsight Compute, or the reason why there are none.
 
     `report`, `table`, `log` and `job` are file paths relative to the run's root.  `dropped` are counters that this GPU
@@ -77,6 +80,9 @@ class NsightReport(msgspec.Struct, frozen=True):
     the SDPA backend that was profiled at the same shape.  `differences` compares its longest kernel with the
     candidate's.
     """
+
+    feature: ClassVar = "ncu"
+    kind: ClassVar = "profile"
 
     status: NsightStatus
     message: str
@@ -102,22 +108,26 @@ class NsightReport(msgspec.Struct, frozen=True):
         """The kernel with the longest duration."""
         return longest(self.kernels)
 
+    @classmethod
+    def words(cls, records: Sequence[Record]) -> list[str]:
+        """Whether there are profiles, or none because the counters could not be read."""
+        outcomes = {record.outcome for record in records if record.kind == cls.kind}
+        if not outcomes & {Outcome.OK, Outcome.NOT_MEASURED}:
+            return []
+        return ["profiled" if Outcome.OK in outcomes else "not profiled"]
 
-class Sanitized(msgspec.Struct, frozen=True):
-    """The result of one compute-sanitizer tool on one variant, or the reason why there is none.
+    @classmethod
+    def last_line(cls, records: Sequence[Record]) -> str:
+        """The bottleneck of the first kernel that was profiled."""
+        kernels = [report.longest for report in cls.all_of(records) if report.longest]
+        return f"bottleneck: {kernels[0].bottleneck.sentence}" if kernels and kernels[0].bottleneck else ""
 
-    `findings` are the first lines of each distinct report.  `count` is the number of errors and hazards in its summary.
-    """
-
-    tool: str
-    status: ToolStatus
-    message: str
-    version: str
-    seconds: Seconds
-    command: tuple[str, ...]
-    count: Natural | None = None
-    findings: tuple[str, ...] = ()
-    log: str | None = None
+    @classmethod
+    def proposal(cls, records: Sequence[Record], *, is_faster: bool) -> Proposal:
+        """A profile, which says why the time is as it is, unless there is one."""
+        del is_faster
+        is_profiled = any(record.kind == cls.kind for record in records)
+        return Proposal() if is_profiled else Proposal("why", ("--ncu",))
 
 
 DURATION = "gpu__time_duration.sum"

@@ -1,14 +1,19 @@
-"""Record types of a gate: the intervals of each pair, and the verdict."""
+"""What `--fa-gate` adds to a record: the intervals of each pair, and the verdict."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Literal
 
 import msgspec
 
+from pytest_fa.records.added import Added, Proposal
 from pytest_fa.records.costs import Costs
-from pytest_fa.records.paired import PairSamples
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.paired import PARTS, PairSamples
 from pytest_fa.records.ranges import Natural, Real, Seconds, Us
+from pytest_fa.records.record import Record
 
 OLDER_BUILD = "@key:"  # in the name of a baseline that is another build of the candidate, before its key
 
@@ -42,7 +47,7 @@ class GatePair(msgspec.Struct, frozen=True):
     gpu_sd: Real | None = None
 
 
-class Gate(msgspec.Struct, frozen=True):
+class Gate(Added, frozen=True):
     """The settings and the verdict of one gate.
 
     `ratio` is the required upper bound of candidate / baseline.  `processes` counts those of all GPUs.  `seed`
@@ -55,6 +60,11 @@ class Gate(msgspec.Struct, frozen=True):
     `pilot_us` that an earlier gate of the run measured: how old they were when they helped to select the baselines.
     `pilot_costs` are the sums over the timings of this gate's own pilot, all of them within `pilot_seconds`.
     """
+
+    feature: ClassVar = "gate"
+    kind: ClassVar = "gate"
+    spans_cases: ClassVar = True
+    prefix: ClassVar = "gate: "
 
     ratio: Real
     verdict: GateVerdict
@@ -70,11 +80,40 @@ class Gate(msgspec.Struct, frozen=True):
     left_out: tuple[str, ...] = ()
     least_sd_share: Real = 0.5
     pilot_seconds: Seconds = 0.0
-    part_seconds: dict[str, Seconds] = {}
-    pilot_age_seconds: dict[str, dict[str, Seconds]] = {}
+    part_seconds: dict[str, Seconds] = msgspec.field(default_factory=dict)
+    pilot_age_seconds: dict[str, dict[str, Seconds]] = msgspec.field(default_factory=dict)
     pilot_costs: Costs | None = None
 
     @property
     def gpus(self) -> int:
         """The number of GPUs, on each of which equally many processes ran side by side."""
         return max([1, *(len(set(pair.samples.gpus)) for pair in self.pairs)])
+
+    def seconds_by_part(self) -> Iterator[tuple[str, float]]:
+        """The pilot and the parts of all processes; those of several GPUs run side by side."""
+        yield "gate: pilot", self.pilot_seconds
+        for part, name in PARTS.items():
+            yield f"gate: {name}", self.processes / self.gpus * self.part_seconds.get(part, 0.0)
+
+    @classmethod
+    def words(cls, records: Sequence[Record]) -> list[str]:
+        """The verdicts, and whether a gate ended before it had one."""
+        verdicts = [f"gate {gate.verdict} (< {gate.ratio:g} x baseline)" for gate in cls.all_of(records)]
+        is_undecided = any(record.outcome == Outcome.INCONCLUSIVE and not cls.of(record) for record in records)
+        return [*verdicts, *["no verdict"] * is_undecided]
+
+    @classmethod
+    def words_of_many(cls, records: Sequence[Record]) -> list[str]:
+        """How many gates have which verdict."""
+        gates = [cls.of(record) for record in records if record.kind == cls.kind]
+        verdicts = Counter(gate.verdict if gate else "no verdict" for gate in gates)
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+        return [f"gates: {counts}"] if counts else []
+
+    @classmethod
+    def proposal(cls, records: Sequence[Record], *, is_faster: bool) -> Proposal | None:
+        """A gate, after a faster time without one; nothing after a gate that passed."""
+        verdicts = [gate.verdict for gate in cls.all_of(records)]
+        if not verdicts and is_faster:
+            return Proposal("next", ("--fa-gate=1.0",))
+        return Proposal() if verdicts == ["PASS"] else None
