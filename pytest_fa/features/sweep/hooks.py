@@ -10,7 +10,8 @@ from pytest_fa.features.gate.opponents import gated_variants
 from pytest_fa.features.sweep.plugin import options_of
 from pytest_fa.features.sweep.sweeping import check_sweep, write_sweep
 from pytest_fa.plugin.items import parametrize_variants
-from pytest_fa.plugin.state import OPTIONS_KEY, SESSION_KEY
+from pytest_fa.plugin.keys import OPTIONS_KEY
+from pytest_fa.plugin.state import SESSION_KEY
 
 
 class Hooks:

@@ -16,7 +16,8 @@ from pytest_fa.features.sweep.study_facts import study_facts
 from pytest_fa.features.sweep.study_url import without_password
 from pytest_fa.features.sweep.sweep import SweepRun, open_study, study_place
 from pytest_fa.features.sweep.sweep_lines import end_lines, history_lines, study_lines, takeover_lines
-from pytest_fa.plugin.state import OPTIONS_KEY, progress_line, session_of
+from pytest_fa.plugin.keys import OPTIONS_KEY
+from pytest_fa.plugin.state import progress_line, session_of
 from pytest_fa.records.text import printable
 
 if TYPE_CHECKING:

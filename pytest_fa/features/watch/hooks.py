@@ -15,8 +15,9 @@ from pytest_fa.features.watch.watch import Watch
 from pytest_fa.features.watch.watched_files import Hashes, all_files, flat
 from pytest_fa.plugin.fa_run import with_output
 from pytest_fa.plugin.items import is_shipped, param_of, variant_of
+from pytest_fa.plugin.keys import OPTIONS_KEY
 from pytest_fa.plugin.other_plugins import other_plugins
-from pytest_fa.plugin.state import OPTIONS_KEY, REFUSED_KEY, RESULTS_KEY, SESSION_KEY, session_of
+from pytest_fa.plugin.state import REFUSED_KEY, RESULTS_KEY, SESSION_KEY, session_of
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable_struct
 
