@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_fa.build import compile_batch  # noqa: F401  # its trials compile after kernels have run
 from pytest_fa.catalog.plan import Plan
 from pytest_fa.catalog.sweep_space import feasible_points
 from pytest_fa.features.gate.opponents import gated_variants

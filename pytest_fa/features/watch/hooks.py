@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from pytest_fa.build import compile_batch  # noqa: F401  # it compiles after kernels have run
 from pytest_fa.errors import FaError
 from pytest_fa.features.watch.screen import Screen
 from pytest_fa.features.watch.tasks import SelectedTests, TaskKey, key_of
