@@ -236,7 +236,7 @@ class Results:
 
     def _write_static(self, terminal: pytest.TerminalReporter, width: int) -> None:
         """Write the tables of `--fa-static`, with the launches of the saved records."""
-        from pytest_fa.table.static_code import static_text  # noqa: PLC0415  # rich, only for --fa-static
+        from pytest_fa.table.static_tables import static_text  # noqa: PLC0415  # rich, only for --fa-static
 
         terminal.write_line(static_text(self.records, self._saved_records.launches(), width))
 
