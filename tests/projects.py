@@ -59,6 +59,37 @@ def pytest_unconfigure(config):
     pathlib.Path(__file__).with_name(f"modules-{os.getpid()}.txt").write_text(names)
 """
 
+# For an inner conftest.py: pytest's process writes which modules of this package it imported after the first test began
+# to run, and how many it had imported before.
+WRITE_LATE_IMPORTS = """\
+import json
+import pathlib
+import sys
+
+import pytest
+
+
+def imported():
+    return {name for name in sys.modules if name.split(".")[0] == "pytest_fa"}
+
+
+class Imports:
+    early = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self):
+        self.early = self.early or imported()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self):
+        late = sorted(imported() - self.early)
+        pathlib.Path(__file__).with_name("imports.json").write_text(json.dumps([len(self.early), late]))
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Imports())
+"""
+
 # For an inner conftest.py: simulates a GPU of compute capability 9.0 for selection and building.
 PRETEND_GPU = """\
 import pytest_fa.build.compile_batch

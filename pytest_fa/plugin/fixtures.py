@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fa.plugin.in_process import FaBenchmark, device_kept, device_or_skip, judge_outputs, policy_of
+from pytest_fa.plugin.first_use import kernel_run_of
 from pytest_fa.plugin.replay_clock import ReplayClock
-from pytest_fa.plugin.state import OPTIONS_KEY, progress_line, session_of
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_fa.catalog.variant import Variant
     from pytest_fa.gpu.inputs import Inputs
     from pytest_fa.judge.truth import Truth
+    from pytest_fa.plugin.fa_benchmark import FaBenchmark
     from pytest_fa.plugin.fa_run import FaRun
     from pytest_fa.records.checks import Check
 
@@ -51,40 +51,27 @@ def fa_property(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def fa_module(request: pytest.FixtureRequest, fa_variant: Variant) -> Iterator[Forward]:
     """The variant as a function of q, k, v and the keywords of a call, built and loaded into this process."""
-    from pytest_fa.candidate.module import build_library, open_forward  # noqa: PLC0415  # torch: only for in-process tests
+    from pytest_fa.plugin.in_process import open_module  # noqa: PLC0415  # torch: only for in-process tests
 
-    device, options = device_or_skip(fa_variant), request.config.stash[OPTIONS_KEY]
-    with device_kept(request, device):
-        library = build_library(fa_variant, options.cache, no_build=options.no_build)
-        case: Case | None = request.getfixturevalue("fa_case") if "fa_case" in request.fixturenames else None
-        with open_forward(fa_variant, library, computes=case.computes if case else None) as forward:
-            yield forward
+    with open_module(request, fa_variant) as forward:
+        yield forward
 
 
 @pytest.fixture
 def fa_inputs(request: pytest.FixtureRequest, fa_case: Case) -> Iterator[Inputs]:
     """The arguments of a call on the case, on the GPU if there is one.  Refused cases are skipped."""
-    import torch  # noqa: PLC0415  # only for in-process tests
+    from pytest_fa.plugin.in_process import open_inputs  # noqa: PLC0415  # torch: only for in-process tests
 
-    from pytest_fa.gpu.inputs import make_inputs  # noqa: PLC0415
-    from pytest_fa.records.environment import find_gpu  # noqa: PLC0415
-
-    device = "cuda" if find_gpu() else "cpu"
-    if "fa_variant" in request.fixturenames:
-        variant: Variant = request.getfixturevalue("fa_variant")
-        if reason := variant.refuses(fa_case):
-            pytest.skip(reason)
-        device = device_or_skip(variant)
-    with device_kept(request, device):
-        yield make_inputs(fa_case, torch.device(device))
+    with open_inputs(request, fa_case) as inputs:
+        yield inputs
 
 
 @pytest.fixture
 def fa_truth(request: pytest.FixtureRequest, fa_case: Case, fa_inputs: Inputs) -> Truth:
     """Truth for `fa_inputs`: `.out` is float64 attention, `.same_precision` the same-precision reference."""
-    from pytest_fa.judge.oracle import truth_of  # noqa: PLC0415  # torch: only for in-process tests
+    from pytest_fa.plugin.in_process import judge_truth  # noqa: PLC0415  # torch: only for in-process tests
 
-    return truth_of(fa_case.computes, fa_inputs, (), policy_of(request, fa_case))
+    return judge_truth(request, fa_case, fa_inputs)
 
 
 @pytest.fixture
@@ -93,6 +80,8 @@ def fa_check(request: pytest.FixtureRequest, fa_case: Case, fa_inputs: Inputs) -
 
     It computes truth when it is called, from the current contents of `fa_inputs`.
     """
+    from pytest_fa.plugin.in_process import judge_outputs  # noqa: PLC0415  # torch: only for in-process tests
+
     return lambda out: judge_outputs(request, fa_case, fa_inputs, [out])
 
 
@@ -109,25 +98,16 @@ def fa_clock(request: pytest.FixtureRequest) -> ReplayClock:
 @pytest.fixture
 def fa_benchmark(request: pytest.FixtureRequest, fa_clock: ReplayClock, benchmark: Any) -> FaBenchmark:  # noqa: ANN401
     """Times a kernel on the device, judges the outputs, and passes the samples to pytest-benchmark."""
-    return FaBenchmark(request, fa_clock, benchmark)
+    return kernel_run_of(request.config).fa_benchmark(request, fa_clock, benchmark)
 
 
-@pytest.fixture(name="fa_run")  # `pytest_fa.plugin.fa_run` is the module
-def fa_run_of_test(request: pytest.FixtureRequest, fa_builds: None) -> FaRun:  # noqa: ARG001  # everything is built first
+@pytest.fixture
+def fa_run(request: pytest.FixtureRequest, fa_builds: None) -> FaRun:  # noqa: ARG001  # everything is built first
     """Runs and records one test in a worker process: `fa_run.build`, `.correct`, `.property`, `.speed` and others."""
-    from pytest_fa.plugin.fa_run import FaRun  # noqa: PLC0415  # only a run with kernels needs it
-
-    return FaRun(request.node)
+    return kernel_run_of(request.config).fa_run(request.node)
 
 
 @pytest.fixture(scope="session")
 def fa_builds(request: pytest.FixtureRequest) -> None:
     """Builds everything that the selected tests need, in one parallel batch."""
-    from pytest_fa.errors import LockProblem, ToolchainError  # noqa: PLC0415
-
-    try:
-        session_of(request.config).start(progress_line(request.config))
-    except ToolchainError:
-        return  # each test that needs a compiler reports this itself
-    except (OSError, LockProblem) as problem:
-        pytest.exit(f"--fa-cache: the build cache cannot be used: {problem}", returncode=pytest.ExitCode.USAGE_ERROR)
+    kernel_run_of(request.config).build()

@@ -1,26 +1,68 @@
-"""The work of the fixtures for a user's own tests, in pytest's process: find the device, judge outputs, time calls."""
+"""The work of the fixtures for a user's own tests, in pytest's process: find the device, judge outputs, time calls.
+
+This module imports torch, so it is imported only for such a test.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
+from pytest_fa.candidate.forward import Forward
+from pytest_fa.candidate.module import build_library, open_forward
+from pytest_fa.candidate.output import require_output
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.variant import Variant, tolerance_for
+from pytest_fa.errors import WrongResult
+from pytest_fa.gpu.device import is_alive
+from pytest_fa.gpu.inputs import Inputs, make_inputs, poisoned_output
+from pytest_fa.host.timing_lock import timing_lock
+from pytest_fa.judge.candidate import Candidate
+from pytest_fa.judge.clocks.fresh_data import stacked
+from pytest_fa.judge.clocks.measure import measure
+from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.output_check import check_output
+from pytest_fa.judge.truth import Truth
+from pytest_fa.plugin.keys import OPTIONS_KEY
 from pytest_fa.plugin.markers import read_marker, tolerance_of
-from pytest_fa.plugin.replay_clock import ReplayClock, replay
-from pytest_fa.plugin.state import IN_TABLE_KEY, LOST_KEY, OPTIONS_KEY, RECORD_KEY, SESSION_KEY, session_of
+from pytest_fa.plugin.state import LOST_KEY, SESSION_KEY, session_of
+from pytest_fa.records.checks import Check
+from pytest_fa.records.environment import find_gpu
+from pytest_fa.records.timing import Speed
+from pytest_fa.session.builds import device_of
+from pytest_fa.session.refusals import CannotRun
+from pytest_fa.table.failure import check_lines
 
-if TYPE_CHECKING:
-    import torch
 
-    from pytest_fa.candidate.forward import Forward
-    from pytest_fa.catalog.case import Case
-    from pytest_fa.catalog.variant import Variant
-    from pytest_fa.gpu.inputs import Inputs
-    from pytest_fa.records.checks import Check
-    from pytest_fa.records.timing import Speed
+@contextmanager
+def open_module(request: pytest.FixtureRequest, variant: Variant) -> Iterator[Forward]:
+    """The variant as a function of q, k, v and the keywords of a call, built and loaded into this process."""
+    device, options = device_or_skip(variant), request.config.stash[OPTIONS_KEY]
+    with device_kept(request, device):
+        library = build_library(variant, options.cache, no_build=options.no_build)
+        case: Case | None = request.getfixturevalue("fa_case") if "fa_case" in request.fixturenames else None
+        with open_forward(variant, library, computes=case.computes if case else None) as forward:
+            yield forward
+
+
+@contextmanager
+def open_inputs(request: pytest.FixtureRequest, case: Case) -> Iterator[Inputs]:
+    """The arguments of a call on the case, on the GPU if there is one.  Skips the test if its variant refuses them."""
+    device = "cuda" if find_gpu() else "cpu"
+    if variant := variant_of(request):
+        if reason := variant.refuses(case):
+            pytest.skip(reason)
+        device = device_or_skip(variant)
+    with device_kept(request, device):
+        yield make_inputs(case, torch.device(device))
+
+
+def judge_truth(request: pytest.FixtureRequest, case: Case, inputs: Inputs) -> Truth:
+    """Truth for the inputs, with the policy of the test."""
+    return truth_of(case.computes, inputs, (), policy_of(request, case))
 
 
 @contextmanager
@@ -30,10 +72,6 @@ def device_kept(request: pytest.FixtureRequest, device: str) -> Iterator[None]:
     After a sticky CUDA error, such as an illegal address, a process cannot use the GPU any more.  Later tests then fail
     with the name of the test that lost it.
     """
-    import torch  # noqa: PLC0415  # only for in-process tests
-
-    from pytest_fa.gpu.device import is_alive  # noqa: PLC0415
-
     stash = request.config.stash
     if device != "cpu" and LOST_KEY in stash:
         pytest.fail(f"this process can no longer use the GPU: {stash[LOST_KEY]}", pytrace=False)
@@ -44,9 +82,6 @@ def device_kept(request: pytest.FixtureRequest, device: str) -> Iterator[None]:
 
 def device_or_skip(variant: Variant) -> str:
     """The device on which a variant runs on this machine; skips the test if there is none."""
-    from pytest_fa.session.builds import device_of  # noqa: PLC0415
-    from pytest_fa.session.refusals import CannotRun  # noqa: PLC0415
-
     try:
         return device_of(variant)
     except CannotRun as reason:
@@ -62,8 +97,6 @@ def policy_of(request: pytest.FixtureRequest, case: Case) -> str:
     """The tolerance policy of `--fa-tolerance`, else of the marker, else of the manifest, else `same_precision`."""
     variant = variant_of(request)
     marked = read_marker(tolerance_of, request.node)
-    from pytest_fa.catalog.variant import tolerance_for  # noqa: PLC0415  # only a test that judges needs it
-
     of_variant = tolerance_for(variant.tolerance, case.dtype) if variant else "same_precision"
     policy = request.config.stash[OPTIONS_KEY].tolerance or marked or of_variant
     if case.computes == "scores" and policy != "same_precision":
@@ -79,13 +112,6 @@ def judge_outputs(
 
     `where` is appended to the message of a failure.
     """
-    from pytest_fa.candidate.output import require_output  # noqa: PLC0415
-    from pytest_fa.errors import WrongResult  # noqa: PLC0415
-    from pytest_fa.gpu.inputs import poisoned_output  # noqa: PLC0415
-    from pytest_fa.judge.oracle import truth_of  # noqa: PLC0415
-    from pytest_fa.judge.output_check import check_output  # noqa: PLC0415  # torch: only for in-process tests
-    from pytest_fa.table.failure import check_lines  # noqa: PLC0415
-
     variant, policy = variant_of(request), policy_of(request, case)
     truth = truth_of(case.computes, inputs, variant.rounds if variant else (), policy)
     like = poisoned_output(inputs, case.computes)
@@ -101,51 +127,15 @@ def judge_outputs(
     return check
 
 
-class FaBenchmark:
-    """Times kernels through pytest-benchmark: `fa_benchmark(fa_module, fa_case, fa_inputs)`.
-
-    `record` passes on a `Speed` that was measured elsewhere.
-    """
-
-    def __init__(self, request: pytest.FixtureRequest, clock: ReplayClock, benchmark: Any) -> None:  # noqa: ANN401
-        self._request = request
-        self._clock = clock
-        self._benchmark = benchmark
-
-    def __call__(self, forward: Forward, case: Case, inputs: Inputs) -> Speed:
-        """Time `forward` in this process, pass its device times to pytest-benchmark, and return all times.
-
-        The test fails if an output of the timed calls is wrong.
-        """
-        from pytest_fa.host.timing_lock import timing_lock  # noqa: PLC0415
-        from pytest_fa.judge.candidate import Candidate  # noqa: PLC0415  # torch: only for in-process tests
-        from pytest_fa.judge.clocks.fresh_data import stacked  # noqa: PLC0415
-        from pytest_fa.judge.clocks.measure import measure  # noqa: PLC0415
-
-        if SESSION_KEY in self._request.config.stash:
-            session_of(self._request.config).runner.profiler_workers.wait_until_prepared()
-        with timing_lock():
-            candidate = Candidate.of_function(forward, "cuda" if inputs.q.is_cuda else "cpu", case.computes)
-            speed, written = measure(candidate, case, inputs)
-        variant = variant_of(self._request)
-        if variant is None or variant.is_judged:
-            read, out = stacked(written)
-            judge_outputs(self._request, case, read, [out], " in an output of the timed calls")
-        self.record(speed, case)
-        return speed
-
-    def record(self, speed: Speed, case: Case, **extra: float | str) -> None:
-        """Pass the samples of `device_us` to pytest-benchmark, grouped by shape, with other figures as extra info."""
-        if getattr(self._benchmark, "disabled", False):
-            self._benchmark(lambda: None)
-            return
-        if RECORD_KEY in self._request.node.stash:
-            self._request.config.stash.setdefault(IN_TABLE_KEY, set()).add(self._request.node.nodeid)
-        self._benchmark.group = case.shape_id
-        replay(self._clock, self._benchmark, speed.device.samples_us)
-        self._benchmark.extra_info.update(
-            method=speed.device.method,
-            call_us=speed.call.median_us,
-            tflops=case.flops_per_call / speed.device.median_us / 1e6,
-            **extra,
-        )
+def time_here(request: pytest.FixtureRequest, forward: Forward, case: Case, inputs: Inputs) -> Speed:
+    """Time `forward` in this process, and return all times.  Fails if an output of the timed calls is wrong."""
+    if SESSION_KEY in request.config.stash:
+        session_of(request.config).runner.profiler_workers.wait_until_prepared()
+    with timing_lock():
+        candidate = Candidate.of_function(forward, "cuda" if inputs.q.is_cuda else "cpu", case.computes)
+        speed, written = measure(candidate, case, inputs)
+    variant = variant_of(request)
+    if variant is None or variant.is_judged:
+        read, out = stacked(written)
+        judge_outputs(request, case, read, [out], " in an output of the timed calls")
+    return speed

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
+
+import pytest
 
 from pytest_fa.options.options import wants_benchmark_table
 from pytest_fa.plugin.state import session_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    import pytest
-
-    from pytest_fa.records.record import Record
-    from pytest_fa.session.baseline_choice import LeftOut
+from pytest_fa.records.record import Record
+from pytest_fa.session.baseline_choice import LeftOut, left_out_lines
+from pytest_fa.table.baselines import for_comparison
 
 
 def left_out_of(config: pytest.Config) -> tuple[LeftOut, ...]:
@@ -23,8 +20,6 @@ def left_out_of(config: pytest.Config) -> tuple[LeftOut, ...]:
 
 def left_out_of_table(config: pytest.Config, records: Collection[Record]) -> list[str]:
     """Lines that name what was not timed at the shapes with a time."""
-    from pytest_fa.session.baseline_choice import left_out_lines  # noqa: PLC0415  # only runs with records need it
-
     shapes = _compared_shapes(records)
     if not shapes:
         return []
@@ -63,7 +58,5 @@ def _clock_line(recent: LeftOut, records: Iterable[Record]) -> str:
 
 def _compared_shapes(records: Iterable[Record]) -> set[str]:
     """The shapes with a time of this run; for one in e4m3, also those with whose baselines it is compared."""
-    from pytest_fa.table.baselines import for_comparison  # noqa: PLC0415  # only runs with records need it
-
     cases = [record.case for record in records if record.case and record.speed]
     return {shape for case in cases for shape in (case.shape_id, *for_comparison(case))}

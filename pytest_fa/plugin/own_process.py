@@ -6,22 +6,19 @@ kernel are those of before, and what is known of the machine must not change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pytest
 
+from pytest_fa.build.late_imports import forget_package, installed_folders, keep_package
 from pytest_fa.plugin.files_before import FilesBefore
-from pytest_fa.plugin.state import FILES_KEY, IMPORTS_KEY, OPTIONS_KEY
-
-if TYPE_CHECKING:
-    import pytest
+from pytest_fa.plugin.keys import OPTIONS_KEY
+from pytest_fa.plugin.state import FILES_KEY, IMPORTS_KEY
+from pytest_fa.processes import forbid_attaching
 
 
 def protect_process(config: pytest.Config) -> None:
     """Protect this process, before the first kernel runs.  Later calls change nothing."""
     if IMPORTS_KEY in config.stash:
         return
-    from pytest_fa.build.late_imports import installed_folders, keep_package  # noqa: PLC0415  # only runs
-    from pytest_fa.processes import forbid_attaching  # noqa: PLC0415  # with kernels need these
-
     forbid_attaching()
     config.stash[IMPORTS_KEY] = keep_package(installed_folders())
     options = config.stash[OPTIONS_KEY]
@@ -31,6 +28,4 @@ def protect_process(config: pytest.Config) -> None:
 def release_imports(config: pytest.Config) -> None:
     """Let this process import as usual again, when all kernels have ended."""
     if IMPORTS_KEY in config.stash:
-        from pytest_fa.build.late_imports import forget_package  # noqa: PLC0415  # only runs with kernels need it
-
         forget_package(config.stash[IMPORTS_KEY])

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_fa.plugin.state import FILES_KEY, IMPORTS_KEY
-
-if TYPE_CHECKING:
-    from pytest_fa.records.log import RecordLog
-    from pytest_fa.records.record import Record
+from pytest_fa.records.log import RecordLog
+from pytest_fa.records.record import Record
+from pytest_fa.records.written import WRITTEN_SCHEMA, WrittenRecords, write_written
 
 SUSPECT = "a kernel of this run may have done it"
 
@@ -34,8 +32,6 @@ class RunFile:
     @functools.cached_property
     def log(self) -> RecordLog:
         """The file."""
-        from pytest_fa.records.log import RecordLog  # noqa: PLC0415  # only runs with kernels need it
-
         return RecordLog(self._artifacts)
 
     @property
@@ -80,8 +76,6 @@ class RunFile:
             self.write(terminal)
 
     def _write_written(self, exit_status: int) -> None:
-        from pytest_fa.records.written import WRITTEN_SCHEMA, WrittenRecords, write_written  # noqa: PLC0415
-
         written = WrittenRecords(WRITTEN_SCHEMA, self.log.sha256, self.log.count, exit_status, self.changed)
         try:
             write_written(self.log.path, written)

@@ -1,4 +1,4 @@
-"""The state of one pytest run: its options, its session, and the records of its tests."""
+"""The state of one pytest run that uses kernels: its session, and the records of its tests."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from pytest_fa.build.late_imports import LateImports
-    from pytest_fa.host.client import Workers
-    from pytest_fa.options.options import Options
-    from pytest_fa.plugin.files_before import FilesBefore
-    from pytest_fa.plugin.status_line import StatusLine
-    from pytest_fa.plugin.terminal import Results
-    from pytest_fa.records.record import Record
-    from pytest_fa.session.first_reports import FirstReports
-    from pytest_fa.session.session import Session
+from pytest_fa.build.late_imports import LateImports
+from pytest_fa.plugin.files_before import FilesBefore
+from pytest_fa.plugin.keys import OPTIONS_KEY, WORKERS_KEY
+from pytest_fa.plugin.status_line import StatusLine
+from pytest_fa.records.environment import make_gpu_first
+from pytest_fa.records.record import Record
+from pytest_fa.records.text import printable
+from pytest_fa.session.first_reports import FirstReports
+from pytest_fa.session.session import Session
 
-OPTIONS_KEY: pytest.StashKey[Options] = pytest.StashKey()
+if TYPE_CHECKING:
+    from pytest_fa.plugin.terminal import Results
+
 SESSION_KEY: pytest.StashKey[Session] = pytest.StashKey()
-WORKERS_KEY: pytest.StashKey[Workers] = pytest.StashKey()  # those of the session, started before it
 RESULTS_KEY: pytest.StashKey[Results] = pytest.StashKey()  # in the process that writes to the terminal
-IMPLIED_KEY: pytest.StashKey[bool] = pytest.StashKey()  # whether the shipped suite runs because no path was typed
-PROBLEM_KEY: pytest.StashKey[pytest.UsageError] = pytest.StashKey()  # a reason found at collection to end the run
 RECORD_KEY: pytest.StashKey[Record] = pytest.StashKey()  # in the stash of a test item
 IN_TABLE_KEY: pytest.StashKey[set[str]] = pytest.StashKey()  # node ids of the benchmarks that the table shows
 STATUS_LINE_KEY: pytest.StashKey[StatusLine] = pytest.StashKey()  # only in runs that may show it
@@ -38,13 +36,9 @@ LOST_KEY: pytest.StashKey[str] = pytest.StashKey()  # the test in which this pro
 
 
 def session_of(config: pytest.Config) -> Session:
-    """The session of this run.  It is created at the first access, so that a run without kernels does not create it."""
+    """The session of this run.  It is created at the first access, so that a wrong option ends a run before it."""
     if SESSION_KEY not in config.stash:
-        from pytest_fa.session.session import Session  # noqa: PLC0415
-
         if hasattr(config, "workerinput"):
-            from pytest_fa.records.environment import make_gpu_first  # noqa: PLC0415
-
             digits = re.search(r"[0-9]+$", config.workerinput["workerid"])
             make_gpu_first(int(digits[0]) if digits else 0)
         config.stash[SESSION_KEY] = Session(config.stash[OPTIONS_KEY], config.stash.get(WORKERS_KEY, None))
@@ -54,8 +48,6 @@ def session_of(config: pytest.Config) -> Session:
 def first_reports_of(config: pytest.Config) -> FirstReports:
     """The faults that tests of this run have reported, created for the first test that runs a kernel."""
     if FIRST_REPORTS_KEY not in config.stash:
-        from pytest_fa.session.first_reports import FirstReports  # noqa: PLC0415
-
         config.stash[FIRST_REPORTS_KEY] = FirstReports(session_of(config))
     return config.stash[FIRST_REPORTS_KEY]
 
@@ -85,8 +77,6 @@ def progress_line(config: pytest.Config) -> Callable[[str], None]:
         return lambda _: None
 
     def say(text: str) -> None:
-        from pytest_fa.records.text import printable  # noqa: PLC0415  # only runs with kernels need it
-
         with capture.global_and_fixture_disabled():
             if STATUS_LINE_KEY in config.stash:
                 config.stash[STATUS_LINE_KEY].clear()

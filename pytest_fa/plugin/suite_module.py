@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from pytest_fa.feature import suite_tests
-from pytest_fa.plugin.state import OPTIONS_KEY
+from pytest_fa.plugin.keys import OPTIONS_KEY
 
 
 class SuiteModule(pytest.Module):

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from pytest_fa.errors import FaError
+from pytest_fa.options.options import Options
+from pytest_fa.plugin.left_out import left_out_of_table, reused_times
 from pytest_fa.plugin.record_file import RunFile
+from pytest_fa.plugin.state import session_of
+from pytest_fa.records.ceilings import Ceilings, read_ceilings
+from pytest_fa.records.files import try_to_read
+from pytest_fa.records.log import save_records
 from pytest_fa.records.outcome import UNDECIDED_STATUS, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pytest_fa.options.options import Options
-    from pytest_fa.records.ceilings import Ceilings
-    from pytest_fa.records.record import Record
-    from pytest_fa.records.saved import SavedRecords
-    from pytest_fa.session.baseline_choice import LeftOut
-    from pytest_fa.table.answer import RunFacts
-    from pytest_fa.table.layout import TextLine
-
+from pytest_fa.records.record import Record
+from pytest_fa.records.saved import SavedRecords
+from pytest_fa.session.baseline_choice import LeftOut
+from pytest_fa.table.answer import RunFacts, answer_lines
+from pytest_fa.table.layout import LEGEND, LEGEND_HINT, TextLine, table_lines
+from pytest_fa.table.rows import claim_lines, make_groups, notes, property_lines
+from pytest_fa.table.slowest_stages import slowest_stage_lines
+from pytest_fa.table.tool_lines import ablation_lines
+from pytest_fa.table.unjudged_lines import unjudged_lines
 
 QUIETEST = -2  # -qq
 UNREPORTED = "tests were skipped because of a fault, but no test failed with it"
@@ -117,13 +122,8 @@ class Results:
         """Save the records with `--fa-save`, and let features write their files."""
         self.file.compare(config)
         if self.records:
-            from pytest_fa.plugin.left_out import reused_times  # noqa: PLC0415  # only runs with records need it
-
             self._reused = reused_times(config, self.records)
         if self.options.save and self.records:
-            from pytest_fa.errors import FaError  # noqa: PLC0415
-            from pytest_fa.records.log import save_records  # noqa: PLC0415
-
             to_save = [each for each in self.records if _is_saved(each)]
             try:
                 self._saved = save_records(to_save, self.options.records_folder, self.options.rootdir)
@@ -135,13 +135,6 @@ class Results:
     def write(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table and the lines below it."""
         if self.records:
-            from pytest_fa.plugin.left_out import left_out_of_table  # noqa: PLC0415
-            from pytest_fa.plugin.state import session_of  # noqa: PLC0415  # only runs with records need these
-            from pytest_fa.table.rows import notes  # noqa: PLC0415
-            from pytest_fa.table.slowest_stages import slowest_stage_lines  # noqa: PLC0415
-            from pytest_fa.table.tool_lines import ablation_lines  # noqa: PLC0415
-            from pytest_fa.table.unjudged_lines import unjudged_lines  # noqa: PLC0415
-
             self._write_table(terminal)
             _write_lines(terminal, self._lines(terminal.config.hook.pytest_fa_lines, terminal.config))
             unjudged = unjudged_lines(self.records, session_of(terminal.config).run_plan.plan, self.options)
@@ -174,15 +167,11 @@ class Results:
     def write_answer(self, terminal: pytest.TerminalReporter) -> None:
         """Write the answer of the run and the next command, below pytest's own last line."""
         if self.records:
-            from pytest_fa.table.answer import answer_lines  # noqa: PLC0415
-
             lines = answer_lines(self.shown_records, self.facts(terminal.config))
             _write_lines(terminal, lines[: 1 if terminal.config.get_verbosity() <= QUIETEST else None])
 
     def facts(self, config: pytest.Config) -> RunFacts:
         """What the answer needs beside the records."""
-        from pytest_fa.table.answer import RunFacts  # noqa: PLC0415
-
         ((why_not_run, _),) = self._not_run["case"].most_common(1) or (("", 0),)
         are_saved = any(config.getoption(name, None) for name in ("benchmark_save", "benchmark_autosave"))
         return RunFacts(
@@ -234,9 +223,6 @@ class Results:
 
     def _write_rows(self, terminal: pytest.TerminalReporter, width: int) -> None:
         """Write the rows of variants and shapes; with -v all of them, and what the columns mean."""
-        from pytest_fa.table.layout import LEGEND, LEGEND_HINT, table_lines  # noqa: PLC0415
-        from pytest_fa.table.rows import claim_lines, make_groups, property_lines  # noqa: PLC0415
-
         is_verbose = terminal.config.get_verbosity() > 0
         ages = {(each.variant, each.shape_id): each.age_seconds for each in self._reused}
         groups = make_groups(self.shown_records, self.ceilings[0], ages)
@@ -247,23 +233,18 @@ class Results:
 
     def _write_static(self, terminal: pytest.TerminalReporter, width: int) -> None:
         """Write the tables of `--fa-static`, with the launches of the saved records."""
-        from pytest_fa.table.static_code import static_text  # noqa: PLC0415  # only --fa-static needs it
+        from pytest_fa.table.static_tables import static_text  # noqa: PLC0415  # rich, only for --fa-static
 
         terminal.write_line(static_text(self.records, self._saved_records.launches(), width))
 
     @functools.cached_property
     def _saved_records(self) -> SavedRecords:
         """The saved records of this run's variants, after `--fa-save` has written its own."""
-        from pytest_fa.records.saved import SavedRecords  # noqa: PLC0415
-
         return SavedRecords(self.options.records_folder, [record.variant for record in self.records])
 
     @functools.cached_property
     def ceilings(self) -> tuple[Ceilings | None, str]:
         """The GPU's saved ceilings, if there are any, and the reason if their file cannot be read."""
-        from pytest_fa.records.ceilings import read_ceilings  # noqa: PLC0415
-        from pytest_fa.records.files import try_to_read  # noqa: PLC0415
-
         gpu = self.records[0].environment.gpu
         return try_to_read(lambda: read_ceilings(self.options.records_folder, gpu))
 

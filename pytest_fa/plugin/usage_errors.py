@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from pytest_fa.plugin.state import PROBLEM_KEY
-
-if TYPE_CHECKING:
-    from pytest_fa.errors import FaError, UnusableRun
+from pytest_fa.errors import FaError, UnusableRun
+from pytest_fa.plugin.keys import PROBLEM_KEY
+from pytest_fa.records.text import printable
 
 
 def end_run(config: pytest.Config, problem: UnusableRun) -> None:
@@ -21,6 +18,4 @@ def end_run(config: pytest.Config, problem: UnusableRun) -> None:
 
 def usage_error(problem: FaError, hint: str = "") -> pytest.UsageError:
     """The usage error with the words of `problem`, which may be those of a manifest, and a hint."""
-    from pytest_fa.records.text import printable  # noqa: PLC0415
-
     return pytest.UsageError(printable(f"{problem}{hint}"))

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pytest_fa.catalog.discover import Catalog
-    from pytest_fa.catalog.variant import Variant
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pytest_fa.catalog.discover import Catalog
+from pytest_fa.catalog.sweep_space import feasible_points
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.errors import UsageProblem
+from pytest_fa.records.text import printable
 
 LIST_WIDTH = 160  # without a terminal
 
@@ -17,13 +23,6 @@ def list_variants(catalog: Catalog, absence: str) -> None:
 
     `absence` says why no variant but the built-in ones is listed; it is empty if there are others.
     """
-    from rich import box  # noqa: PLC0415  # only --fa-list needs these
-    from rich.console import Console  # noqa: PLC0415
-    from rich.markup import escape  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    from pytest_fa.records.text import printable  # noqa: PLC0415
-
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("variant", no_wrap=True)
     for header in ("role", "entry", "architectures", "dtypes", "head_dim"):
@@ -52,9 +51,6 @@ def list_variants(catalog: Catalog, absence: str) -> None:
 
 def _sweep_line(variant: Variant) -> str:
     """The size of the space that --fa-sweep searches; empty for a variant without one."""
-    from pytest_fa.catalog.sweep_space import feasible_points  # noqa: PLC0415  # only --fa-list needs it
-    from pytest_fa.errors import UsageProblem  # noqa: PLC0415
-
     if (sweep := variant.sweep) is None:
         return ""
     try:

@@ -12,15 +12,14 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Container
+from typing import Any
 
 import pytest
 
+from pytest_fa.plugin.keys import OPTIONS_KEY
 from pytest_fa.plugin.own_process import protect_process
-from pytest_fa.plugin.state import IMPLIED_KEY, OPTIONS_KEY, progress_line, session_of
-
-if TYPE_CHECKING:
-    from collections.abc import Container
+from pytest_fa.plugin.state import progress_line, session_of
 
 DEFAULT_DISTRIBUTION = "load"  # what -n means without --dist
 PARTS_PER_WORKER = 3  # of the tests of variants, if nothing is timed; more parts are shared out more evenly
@@ -39,15 +38,13 @@ class XdistHooks:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._uses_kernels = config.stash[OPTIONS_KEY].is_given or config.stash[IMPLIED_KEY]
 
     @pytest.hookimpl(tryfirst=True)  # before the workers start
     def pytest_sessionstart(self) -> None:
         """Build every selected variant, so that no worker waits for another.  With -k or -m, the workers build."""
-        if self._uses_kernels:
-            protect_process(self._config)
+        protect_process(self._config)
         names = ("collectonly", "keyword", "markexpr")
-        if self._uses_kernels and not any(self._config.getoption(name) for name in names):
+        if not any(self._config.getoption(name) for name in names):
             session = session_of(self._config)
             plan = session.run_plan.plan
             session.builds.needed = {variant.name: variant for variant in (*plan.runnable, *plan.companions)}
@@ -57,9 +54,9 @@ class XdistHooks:
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:  # noqa: ANN401  # types of xdist
         """Keep together what one worker runs faster, unless the user chose a distribution."""
-        if not self._uses_kernels or config.getoption("dist") != DEFAULT_DISTRIBUTION or _is_typed(config):
+        if config.getoption("dist") != DEFAULT_DISTRIBUTION or _is_typed(config):
             return None
-        from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415  # only with -n
+        from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415  # an optional package
 
         plan = session_of(config).run_plan.plan
         first_cases = {case.id for case in plan.first_cases}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.plugin.fa_benchmark import FaBenchmark
 from pytest_fa.plugin.fa_run import FaRun
-from pytest_fa.plugin.in_process import FaBenchmark
 
 
 def test_build(fa_variant: Variant, fa_run: FaRun) -> None:

@@ -1,18 +1,12 @@
-"""`--fa-static`: resources and instructions in the machine code of each variant, and the difference of two variants."""
+"""Resources and instructions in the machine code of each variant, and the difference of two variants."""
 
 from __future__ import annotations
 
 import collections
-import io
-from typing import TYPE_CHECKING
 
 from pytest_fa.build.occupancy import excesses, occupancy
 from pytest_fa.records.built import Build, Kernel, stable_name
-from pytest_fa.records.record import Record
 from pytest_fa.records.timing import LaunchedKernel
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 # Opcodes by what they do.  An opcode that is not listed counts as `other`.
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -28,53 +22,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "barrier": ("BAR", "SYNCS", "WARPSYNC", "MEMBAR", "FENCE", "WARPGROUP", "UCGABAR_ARV", "UCGABAR_WAIT"),
     "local": ("LDL", "STL"),
 }
-HEADERS = (
-    "variant",
-    "arch",
-    "kernel",
-    "regs",
-    "spill B",
-    "stack B",
-    "smem B",
-    "threads",
-    "blocks/SM",
-    "warps",
-    "SASS B",
-)
 MAX_CHANGES = 8
-FOOTNOTE = (
-    "threads: block size of the launch in a saved record, otherwise __launch_bounds__ of the source.\n"
-    "smem B: static shared memory; with '+', the dynamic shared memory of the launch in a saved record is included.\n"
-    "blocks/SM: number of blocks that fit on an SM, and the resource that limits it.  warps: occupancy in percent.\n"
-    "'<=': upper bound, because the dynamic shared memory is not known."
-)
-
 ALL_FIT = "fits: every block fits its architecture, as far as its threads and its dynamic shared memory are known"
 
 Launches = dict[tuple[str, str], LaunchedKernel]  # by variant and kernel name
-
-
-def static_text(records: list[Record], launches: Launches, width: int) -> str:
-    """The table of resources, the table of instructions by group, and the difference if there are two variants."""
-    from rich import box  # noqa: PLC0415  # imported only in runs with records
-    from rich.markup import escape  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    builds = [build for record in records if record.kind == "build" for build in record.builds]
-    if not builds:
-        return ""
-    resources = Table(*HEADERS, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    instructions = Table(
-        "variant", "arch", "kernel", *GROUPS, "other", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    for build in builds:
-        for kernel in build.kernels:
-            launch = launches.get((build.variant, stable_name(kernel.name)))
-            name = escape(kernel.name)  # rich would take a part in brackets as a style
-            resources.add_row(build.variant, build.arch, name, *_resources(build, kernel, launch))
-            instructions.add_row(build.variant, build.arch, name, *map(str, mix(kernel).values()))
-    tables = [_rendered(table, width) for table in (resources, instructions)]
-    return "\n".join([*tables, FOOTNOTE, *fit_lines(builds, launches), *difference_lines(builds)])
 
 
 def fit_lines(builds: list[Build], launches: Launches) -> list[str]:
@@ -97,17 +48,6 @@ def _needs(kernel: Kernel, launch: LaunchedKernel | None) -> tuple[int | None, i
     return launched_threads or kernel.max_threads_per_block, kernel.smem_bytes_per_block + dynamic_bytes
 
 
-def _rendered(table: Table, width: int) -> str:
-    """A table as text.  It is wider than the terminal if its cells need more space."""
-    from rich.console import Console  # noqa: PLC0415
-
-    text = io.StringIO()
-    console = Console(file=text, width=width, color_system=None)
-    console.width = max(width, console.measure(table, options=console.options.update(width=10_000)).maximum)
-    console.print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
-
-
 def mix(kernel: Kernel) -> dict[str, int]:
     """The number of instructions in each group, in the groups' order, `other` last."""
     group_of = {opcode: group for group, opcodes in GROUPS.items() for opcode in opcodes}
@@ -117,7 +57,7 @@ def mix(kernel: Kernel) -> dict[str, int]:
     return counts
 
 
-def _resources(build: Build, kernel: Kernel, launch: LaunchedKernel | None) -> list[str]:
+def resource_cells(build: Build, kernel: Kernel, launch: LaunchedKernel | None) -> list[str]:
     """The cells of one kernel from column `regs` on."""
     threads, smem_bytes = _needs(kernel, launch)
     at_most = "" if launch else "<= "  # the dynamic shared memory is known only from a launch

@@ -142,3 +142,26 @@ def test_builds_are_made_before_the_workers_start(project: Project) -> None:
     lines = [line for line in result.all_lines if line.startswith(("fa: building", "fa: built", "created: "))]
     assert result.ret == pytest.ExitCode.OK, result.text
     assert lines, result.text
+
+
+OWN_TESTS = """\
+import pytest
+
+
+def test_fails():
+    assert False
+
+
+@pytest.mark.fa_suite("smoke")
+def test_mine(fa_variant, fa_case, fa_run):
+    fa_run.correct(fa_variant, fa_case)
+"""
+
+
+def test_a_failure_before_the_first_kernel_counts(project: Project) -> None:
+    """Without an option of this plugin, the first report of a kernel begins the table; earlier failures are kept."""
+    project.python_variant("mine")
+    project.write("test_own.py", OWN_TESTS)
+    run = project.run("-n1", "test_own.py")
+    assert run.all_lines[-1].startswith("mine: right in ")
+    assert run.all_lines[-1].endswith("; 1 test failed without a result")

@@ -45,8 +45,8 @@ LAYERS = (
 )
 # Folders whose modules may import torch; of a feature, those of its folder `judge_side`.
 WITH_TORCH = ("gpu", "candidate", "judge", "server")
-# The layer that names torch's types: pytest's process reads it, so that it imports torch for type checking only.
-WITH_TORCH_TYPES = ("attention",)
+# What names torch's types: pytest's process reads it, so that it imports torch for type checking only.
+WITH_TORCH_TYPES = ("pytest_fa.attention.", "pytest_fa.plugin.fixtures")
 # Programs of child processes.  They are started by name, so that pytest's process does not import what they import.
 CHILDREN = (
     "pytest_fa.server.__main__",
@@ -213,14 +213,11 @@ def test_only_the_plugin_and_features_have_hooks() -> None:
     assert folders == {"plugin", "features"}
 
 
-def test_every_hook_and_fixture_is_offered() -> None:
-    """`pytest_fa.plugin`, which pytest imports, exports every hook and fixture."""
+def test_every_hook_is_offered() -> None:
+    """`pytest_fa.plugin`, which pytest imports, exports every hook that each run has."""
     plugin = importlib.import_module("pytest_fa.plugin")
     hooks = importlib.import_module("pytest_fa.plugin.hooks")
-    fixtures = importlib.import_module("pytest_fa.plugin.fixtures")
-    expected = [name for name in vars(hooks) if name.startswith("pytest_")]
-    expected += [name for name in vars(fixtures) if name.startswith("fa_")]
-    assert sorted(expected) == sorted(plugin.__all__)
+    assert sorted(name for name in vars(hooks) if name.startswith("pytest_")) == sorted(plugin.__all__)
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -260,23 +257,23 @@ def python(code: str) -> str:
     return process.stdout.strip()
 
 
-MAY_IMPORT_TORCH_INSIDE = ("pytest_fa.plugin.fixtures", "pytest_fa.plugin.in_process", "pytest_fa.__main__")
+IN_PROCESS = "pytest_fa.plugin.in_process"  # runs kernels of users' own tests in pytest's process
 
 
 def needs_no_torch(path: Path) -> bool:
     """Whether pytest's own process may import a module."""
     name = module_of(path)
-    return layer_of(name) not in WITH_TORCH and "judge_side" not in path.parts and name not in CHILDREN
+    return layer_of(name) not in WITH_TORCH and "judge_side" not in path.parts and name not in (*CHILDREN, IN_PROCESS)
 
 
 TORCH_FREE = [path for path in LAYERED if needs_no_torch(path)]
 
 
 def test_no_torch_on_pytests_side() -> None:
-    """The modules of pytest's process do not import torch, even inside functions, except those for users' own tests."""
+    """The modules of pytest's process do not import torch, even inside functions, except that of users' own tests."""
     roots = {}
-    for path in (path for path in TORCH_FREE if module_of(path) not in MAY_IMPORT_TORCH_INSIDE):
-        imports = run_time_imports_of_file if layer_of(module_of(path)) in WITH_TORCH_TYPES else imports_of_file
+    for path in TORCH_FREE:
+        imports = run_time_imports_of_file if module_of(path).startswith(WITH_TORCH_TYPES) else imports_of_file
         roots[module_of(path)] = {name.split(".")[0] for name in imports(path)}
     assert [module for module, names in roots.items() if "torch" in names] == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from html import escape
 from typing import NamedTuple
 
@@ -61,20 +60,10 @@ def shown(record: Record) -> ShownRecord:
 
 def as_text(record: Record) -> str:
     """The table and the lines below it as text."""
-    from rich import box  # noqa: PLC0415  # only what is shown needs it
-    from rich.console import Console  # noqa: PLC0415
-    from rich.markup import escape as escape_markup  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from pytest_fa.features.api.text_table import text_table  # noqa: PLC0415  # rich, only for what is shown
 
     small = _small_table(record)
-    table = Table(*small.headers, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for row in small.rows:
-        table.add_row(*map(escape_markup, row))
-    console = Console(file=io.StringIO(), width=10_000)
-    console.width = console.measure(table).maximum
-    with console.capture() as capture:
-        console.print(table)
-    lines = [line.rstrip() for line in capture.get().splitlines() if line.strip()] if small.rows else []
+    lines = text_table(small.headers, small.rows) if small.rows else []
     return "\n".join((*lines, *small.lines))
 
 

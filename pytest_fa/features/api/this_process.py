@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +13,12 @@ import msgspec
 from pytest_fa.attention import parts
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Entry, Limits, Supports, Variant
-from pytest_fa.errors import DeviceLost, UsageProblem, WrongResult
+from pytest_fa.errors import UsageProblem, WrongResult
 from pytest_fa.host.answers import LostWorker, result_without_worker
 from pytest_fa.host.profiler_workers import ProfilerWorkers
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.wire.jobs import CaseJob, CaseResult, ProfilerJob, ProfilerResult, Progress, decode_answer, encode
+from pytest_fa.wire.user_traceback import CALL_HINT
 
 if TYPE_CHECKING:
     from pytest_fa.candidate.forward import Forward
@@ -46,22 +46,11 @@ class ThisProcess(ProfilerWorkers):
 
         Raises `DeviceLost` if an earlier call has lost the CUDA context of this process.
         """
-        from pytest_fa.gpu.device import (  # noqa: PLC0415  # torch: only for a function
-            is_alive,
-            open_device,
-            without_gradients,
-        )
-        from pytest_fa.judge.candidate import Candidate  # noqa: PLC0415  # torch: only for a function
-        from pytest_fa.judge.pipeline import run_case  # noqa: PLC0415
-        from pytest_fa.wire.user_traceback import CALL_HINT  # noqa: PLC0415
+        from pytest_fa.features.api.judge_side.judged_here import judge_here  # noqa: PLC0415  # torch: only for a function
 
-        if not is_alive(open_device(job.device)):
-            raise DeviceLost("this process can no longer use the GPU, because its CUDA context was lost; restart it")
-        candidate = Candidate.in_this_process(lambda *_: nullcontext(self._forward))
         reports = [Progress(job.wanted_stages[0], 0.0)]
         try:
-            with without_gradients():  # the parameters of a module may need gradients; its output must not
-                result = run_case(job, reports.append, candidate)
+            result = judge_here(job, self._forward, reports.append)
         except SystemExit as end:  # a kernel must not end the script that checks it
             message = f"crashed: {_exit_status(end)} in stage {reports[-1].stage}; the function called sys.exit"
             result = result_without_worker(job, LostWorker(Outcome.CRASHED, message, reports[-1]))

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_fa.features.doctor import folder_probes, machine_probes, python_probes
+from pytest_fa.features.doctor import folder_probes, python_probes
 from pytest_fa.features.doctor.finding import Finding, Places, Probe, run_guarded
+
+
+def _machine_probe(name: str) -> Probe:
+    """A probe of the machine."""
+
+    def probe(places: Places) -> Iterator[Finding]:
+        from pytest_fa.features.doctor import machine_probes  # noqa: PLC0415  # msgspec may be missing
+
+        chosen: Probe = getattr(machine_probes, name)
+        return chosen(places)
+
+    return probe
+
 
 PROBES: dict[str, Probe] = {
     "python": python_probes.probe_python,
@@ -13,12 +26,12 @@ PROBES: dict[str, Probe] = {
     "pytest": python_probes.probe_plugins,
     "torch": python_probes.probe_torch,
     "constraints": python_probes.probe_constraints,
-    "gpu": machine_probes.probe_gpu,
-    "host compiler": machine_probes.probe_host_compiler,
-    "nvcc": machine_probes.probe_nvcc,
-    "disassemblers": machine_probes.probe_disassemblers,
-    "nsight compute": machine_probes.probe_nsight,
-    "compute-sanitizer": machine_probes.probe_sanitizer,
+    "gpu": _machine_probe("probe_gpu"),
+    "host compiler": _machine_probe("probe_host_compiler"),
+    "nvcc": _machine_probe("probe_nvcc"),
+    "disassemblers": _machine_probe("probe_disassemblers"),
+    "nsight compute": _machine_probe("probe_nsight"),
+    "compute-sanitizer": _machine_probe("probe_sanitizer"),
     "cache": folder_probes.probe_cache,
     "kernels": folder_probes.probe_kernels,
     "records": folder_probes.probe_records,

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from pytest_fa.errors import UsageProblem
 from pytest_fa.features.doctor.finding import Finding, Places
 
 GIB = 2**30
@@ -18,7 +19,6 @@ MAX_PROBLEMS = 5
 def probe_cache(places: Places) -> Iterator[Finding]:
     """Whether the cache of builds can be used, its size, and the free space."""
     from pytest_fa.build.cache import require_safe  # noqa: PLC0415  # msgspec may be missing
-    from pytest_fa.errors import UsageProblem  # noqa: PLC0415
 
     cache = places.cache
     existing = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())

@@ -1,6 +1,6 @@
 """Probes of the machine: compilers, GPUs, Nsight Compute and its permission, compute-sanitizer.
 
-Each probe imports what it needs itself, because a dependency may be missing.
+This module imports `msgspec`, which may be missing, so it is imported by its probes only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from pytest_fa.build.toolchain import find_tool, find_toolchain, host_toolchain
+from pytest_fa.catalog.variant import ARCHES
+from pytest_fa.errors import ToolchainError
 from pytest_fa.features.doctor.finding import Finding, Places
+from pytest_fa.features.ncu.ncu_status import SENTENCES
+from pytest_fa.features.sanitize.sanitizer import find_sanitizer
+from pytest_fa.host.programs import find_program, version_of
+from pytest_fa.records import environment
 
 DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 PROCESS_STATUS = Path("/proc/self/status")
@@ -23,9 +30,6 @@ MIN_CAPABILITY = (8, 0)
 
 def probe_host_compiler(_: Places) -> Iterator[Finding]:
     """The C++ compiler, which nvcc needs as well."""
-    from pytest_fa.build.toolchain import host_toolchain  # noqa: PLC0415
-    from pytest_fa.errors import ToolchainError  # noqa: PLC0415
-
     try:
         toolchain = host_toolchain()
     except ToolchainError as problem:
@@ -40,10 +44,6 @@ def probe_host_compiler(_: Places) -> Iterator[Finding]:
 
 def probe_nvcc(_: Places) -> Iterator[Finding]:
     """The CUDA compiler, the architectures that it compiles for, and whether the driver runs what it compiles."""
-    from pytest_fa.build.toolchain import find_toolchain  # noqa: PLC0415
-    from pytest_fa.catalog.variant import ARCHES  # noqa: PLC0415
-    from pytest_fa.errors import ToolchainError  # noqa: PLC0415
-
     try:
         with tempfile.TemporaryDirectory() as scratch:  # the doctor writes nothing to the cache
             toolchain = find_toolchain(Path(scratch))
@@ -67,9 +67,7 @@ def _architectures(nvcc: str) -> set[str]:
 
 def _older_driver(nvcc: str) -> Iterator[Finding]:
     """A finding if the driver is of an earlier CUDA major version than nvcc."""
-    from pytest_fa.records.environment import find_gpu  # noqa: PLC0415
-
-    gpu, version = find_gpu(), re.match(r"(\d+)\.", nvcc)
+    gpu, version = environment.find_gpu(), re.match(r"(\d+)\.", nvcc)
     if gpu and version and int(version[1]) > int(gpu.cuda.split(".")[0]):
         text = f"driver {gpu.driver} supports CUDA up to {gpu.cuda}, nvcc is {nvcc}"
         yield Finding("warning", "nvcc", text, "update the driver, or use a CUDA toolkit of the driver's major version")
@@ -77,8 +75,6 @@ def _older_driver(nvcc: str) -> Iterator[Finding]:
 
 def probe_disassemblers(_: Places) -> Iterator[Finding]:
     """The programs that read machine code."""
-    from pytest_fa.build.toolchain import find_tool  # noqa: PLC0415
-
     lacking = [name for name in ("cuobjdump", "nvdisasm") if find_tool(name) is None]
     if lacking:
         advice = f"pip install {' '.join(f'nvidia-cuda-{name}' for name in lacking)}"
@@ -90,9 +86,7 @@ def probe_disassemblers(_: Places) -> Iterator[Finding]:
 
 def probe_gpu(_: Places) -> Iterator[Finding]:
     """Every visible GPU with its driver; other processes on the first one."""
-    from pytest_fa.records.environment import find_gpus, find_other_gpu_processes  # noqa: PLC0415
-
-    gpus, visible = find_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus, visible = environment.find_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if not gpus:
         why = "no NVIDIA driver, or no device" if visible is None else f"CUDA_VISIBLE_DEVICES is {visible!r}"
         text = f"none ({why}): CUDA variants are compiled, but not run"
@@ -103,16 +97,13 @@ def probe_gpu(_: Places) -> Iterator[Finding]:
         is_supported = gpu.compute_capability >= MIN_CAPABILITY
         advice = "" if is_supported else "no variant runs on it; sm_80 or newer is needed"
         yield Finding("ok" if is_supported else "warning", "gpu", text, advice)
-    if others := find_other_gpu_processes():
+    if others := environment.find_other_gpu_processes():
         text = f"other processes use the first one ({len(others)}): {', '.join(others[:3])}"
         yield Finding("warning", "gpu", text, "times are not reliable until they end")
 
 
 def probe_nsight(_: Places) -> Iterator[Finding]:
     """Nsight Compute, and whether this user may read the GPU's counters."""
-    from pytest_fa.features.ncu.ncu_status import SENTENCES  # noqa: PLC0415
-    from pytest_fa.host.programs import find_program, version_of  # noqa: PLC0415
-
     ncu = find_program("ncu")
     if ncu is None:
         yield Finding("warning", "nsight compute", SENTENCES["not-installed"], "--ncu skips its tests until then")
@@ -136,8 +127,6 @@ def _is_administrator() -> bool:
 
 def probe_sanitizer(_: Places) -> Iterator[Finding]:
     """compute-sanitizer."""
-    from pytest_fa.features.sanitize.sanitizer import find_sanitizer  # noqa: PLC0415
-
     sanitizer = find_sanitizer()
     if sanitizer is None:
         text = "not found on PATH or in a CUDA toolkit: --fa-sanitize skips its tests"

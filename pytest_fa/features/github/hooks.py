@@ -7,7 +7,8 @@ import pytest
 from pytest_fa.features.github.annotations import annotation_lines, command
 from pytest_fa.features.github.plugin import GithubOptions
 from pytest_fa.features.github.step_summary import append_summary
-from pytest_fa.plugin.state import OPTIONS_KEY, RESULTS_KEY, session_of
+from pytest_fa.plugin.keys import OPTIONS_KEY
+from pytest_fa.plugin.state import RESULTS_KEY, session_of
 from pytest_fa.plugin.terminal import UNREPORTED, Results
 
 

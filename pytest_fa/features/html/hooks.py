@@ -13,7 +13,8 @@ from pytest_fa.features.html.html_page import record_html, table_html
 from pytest_fa.features.html.plugin import HtmlOptions
 from pytest_fa.features.ncu.ncu_lines import profile_lines
 from pytest_fa.features.ncu.nsight_report import NsightReport
-from pytest_fa.plugin.state import OPTIONS_KEY, RESULTS_KEY
+from pytest_fa.plugin.keys import OPTIONS_KEY
+from pytest_fa.plugin.state import RESULTS_KEY
 from pytest_fa.plugin.terminal import Results
 from pytest_fa.records.record import Record
 from pytest_fa.table.layout import TextLine

@@ -9,7 +9,7 @@ from pytest_fa.catalog.plan import Plan, first_seeds
 from pytest_fa.catalog.properties import sanitizer_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sanitize.plugin import SanitizeOptions
-from pytest_fa.plugin.state import OPTIONS_KEY
+from pytest_fa.plugin.keys import OPTIONS_KEY
 
 
 def sanitized(plan: Plan, tools: tuple[str, ...]) -> list[tuple[Variant, Case, str]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_fa.features.shards.shard import ShardLog, keep_shard
-from pytest_fa.plugin.state import OPTIONS_KEY, RESULTS_KEY
+from pytest_fa.plugin.keys import OPTIONS_KEY
+from pytest_fa.plugin.state import RESULTS_KEY
 
 
 class Hooks:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_fa.build import compile_batch  # noqa: F401  # its trials compile after kernels have run
 from pytest_fa.catalog.plan import Plan
 from pytest_fa.catalog.sweep_space import feasible_points
 from pytest_fa.features.gate.opponents import gated_variants
 from pytest_fa.features.sweep.plugin import options_of
 from pytest_fa.features.sweep.sweeping import check_sweep, write_sweep
 from pytest_fa.plugin.items import parametrize_variants
-from pytest_fa.plugin.state import OPTIONS_KEY, SESSION_KEY
+from pytest_fa.plugin.keys import OPTIONS_KEY
+from pytest_fa.plugin.state import SESSION_KEY
 
 
 class Hooks:

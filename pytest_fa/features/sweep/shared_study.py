@@ -11,17 +11,15 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from pytest_fa.catalog.sweep_space import Point
+from pytest_fa.features.sweep.optional_optuna import optuna
 from pytest_fa.features.sweep.owners import is_stale, this_process
 from pytest_fa.features.sweep.suggest import Suggester
 from pytest_fa.features.sweep.trial_result import Owner, SweepEnd, SweepTrial, TrialOutcome, TrialResult, TrialState
-
-if TYPE_CHECKING:
-    import optuna
 
 RENEW_SECONDS = 60.0  # far below the age at which another machine takes over
 
@@ -30,8 +28,6 @@ class SharedStudy:
     """One study, opened by its name.  With `facts`, which say what it is about, it is created unless it exists."""
 
     def __init__(self, storage: optuna.storages.BaseStorage, name: str, facts: dict[str, Any] | None = None) -> None:
-        import optuna  # noqa: PLC0415
-
         self.name = name
         sampler = optuna.samplers.RandomSampler()  # is never asked: each trial is enqueued with its configuration
         if facts is None:
@@ -83,16 +79,12 @@ class SharedStudy:
 
     def finish(self, trial: SweepTrial, result: TrialResult) -> None:
         """Store what came of a trial.  A trial that was released meanwhile stays released."""
-        import optuna  # noqa: PLC0415
-
         with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
             self._own[trial.number].set_user_attr("result", msgspec.to_builtins(result))
             self._tell(trial.number, result)
 
     def release(self, trial: SweepTrial) -> None:
         """Give a trial up, so that its configuration is tried again."""
-        import optuna  # noqa: PLC0415
-
         self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
 
     def release_stale(self) -> None:
@@ -231,8 +223,6 @@ class SharedStudy:
 
     def _begin_waiting(self) -> SweepTrial | None:
         """Begin a waiting trial, which only one process can; None if others have begun all of them."""
-        import optuna  # noqa: PLC0415
-
         trial = self._study.ask()
         if (point := trial.user_attrs.get("point")) is None:
             self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -251,8 +241,6 @@ class SharedStudy:
         return next((each for each in earlier if each.point == claimed.point and not _is_repetition(each)), None)
 
     def _tell(self, number: int, result: TrialResult) -> None:
-        import optuna  # noqa: PLC0415
-
         pruned = optuna.trial.TrialState.PRUNED
         values = result.log_ratio
         self._study.tell(number, values, state=None if values is not None else pruned, skip_if_finished=True)

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import filelock
 
 from pytest_fa.errors import UsageProblem
+from pytest_fa.features.sweep.optional_optuna import JournalFileBackend, optuna
 from pytest_fa.features.sweep.study_url import is_url, without_password
-
-if TYPE_CHECKING:
-    import optuna
 
 MAX_OPENINGS = 3  # of a database
 REOPEN_SECONDS = 0.5
-INSTALL = "--fa-sweep needs Optuna, which is not installed; type: pip install 'pytest-fa[sweep]'"
-
-
-def require_optuna() -> None:
-    """Raise `UsageProblem`, which says what to install, if Optuna is missing; keep its log off the terminal."""
-    try:
-        import optuna  # noqa: PLC0415  # an optional dependency
-    except ImportError:
-        raise UsageProblem(INSTALL) from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 def open_storage(place: str) -> optuna.storages.BaseStorage:
@@ -33,21 +21,17 @@ def open_storage(place: str) -> optuna.storages.BaseStorage:
 
     Raises `UsageProblem` if a database cannot be opened.
     """
-    require_optuna()
-    from optuna.storages import JournalStorage  # noqa: PLC0415
-    from optuna.storages.journal import JournalFileBackend  # noqa: PLC0415
-
     if is_url(place):
         return _open_database(place)
     Path(place).parent.mkdir(parents=True, exist_ok=True)
     lock = cast("Any", _ReleasedWithProcess(f"{place}.lock"))
-    return JournalStorage(JournalFileBackend(place, lock_obj=lock))
+    journal = JournalFileBackend(place, lock_obj=lock)
+    return optuna.storages.JournalStorage(journal)
 
 
 def _open_database(url: str) -> optuna.storages.BaseStorage:
     """The storage of a database.  If several processes create its tables at once, all but one try again."""
-    import optuna  # noqa: PLC0415
-    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415  # a dependency of Optuna
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415  # a dependency of Optuna, only for a URL
 
     problem: Exception | None = None
     for _ in range(MAX_OPENINGS):
@@ -65,8 +49,6 @@ def study_names(place: str) -> list[str]:
     if not is_url(place) and not Path(place).is_file():
         raise UsageProblem(f"there is no study {place!r}; `pytest --fa-sweep=NAME` makes one in artifacts/sweeps/")
     storage = open_storage(place)
-    import optuna  # noqa: PLC0415
-
     if not (names := optuna.get_all_study_names(storage)):
         raise UsageProblem(f"{without_password(place)!r} has no study")
     return names

@@ -20,7 +20,7 @@ def without_password(place: str) -> str:
     if not is_url(place):
         return place
     try:
-        from sqlalchemy import make_url  # noqa: PLC0415  # a dependency of Optuna
+        from sqlalchemy import make_url  # noqa: PLC0415  # a dependency of Optuna, only for a URL
 
         url = make_url(place)
         is_odd = "@" in f"{url.host}{url.database}"  # the end of a password that is not quoted

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_fa.catalog.sweep_space import Point, Sweep, feasible_points
+from pytest_fa.features.sweep.optional_optuna import optuna
 from pytest_fa.features.sweep.plugin import SamplerName
 from pytest_fa.features.sweep.trial_result import SweepTrial
-
-if TYPE_CHECKING:
-    import optuna
 
 MAX_ATTEMPTS = 40  # suggestions that are not feasible, or that a trial has, before one is drawn at random
 STARTUP_TRIALS = 10  # drawn at random before TPE has a model
@@ -66,8 +64,6 @@ class Suggester:
     def _sampled(
         self, untried: list[Point], trials: Sequence[SweepTrial], optuna_attributes: Mapping[int, dict[str, Any]]
     ) -> Suggestion | None:
-        import optuna  # noqa: PLC0415  # an optional dependency
-
         scratch = optuna.create_study(sampler=self._new_sampler())
         distributions = self._distributions()
         scratch.add_trials([self._frozen(each, distributions, optuna_attributes) for each in trials if each.is_counted])
@@ -82,8 +78,6 @@ class Suggester:
         return None
 
     def _new_sampler(self) -> optuna.samplers.BaseSampler:
-        import optuna  # noqa: PLC0415
-
         seed = self._random.randrange(2**31)
         if self._sampler == "tpe":
             return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, constant_liar=True)
@@ -91,12 +85,11 @@ class Suggester:
 
     def _distributions(self) -> dict[str, Any]:
         """Numbers are passed by their place in their order, so that adjacent values are near; texts are not."""
-        from optuna.distributions import CategoricalDistribution, IntDistribution  # noqa: PLC0415
-
+        kinds = optuna.distributions
         return {
-            name: IntDistribution(0, len(values) - 1)
+            name: kinds.IntDistribution(0, len(values) - 1)
             if all(isinstance(value, int) for value in values)
-            else CategoricalDistribution(tuple(range(len(values))))
+            else kinds.CategoricalDistribution(tuple(range(len(values))))
             for name, values in self._space.sweep.values.items()
         }
 
@@ -112,8 +105,6 @@ class Suggester:
         self, trial: SweepTrial, distributions: dict[str, Any], optuna_attributes: Mapping[int, dict[str, Any]]
     ) -> optuna.trial.FrozenTrial:
         """A trial as the sampler sees it: complete with its ratio, running, or pruned, which counts as worst."""
-        import optuna  # noqa: PLC0415
-
         states = optuna.trial.TrialState
         ratio = trial.result.log_ratio if trial.result else None
         state = states.RUNNING if trial.state == "running" else states.PRUNED if ratio is None else states.COMPLETE

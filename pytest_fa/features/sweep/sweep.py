@@ -23,7 +23,7 @@ from pytest_fa.features.sweep.kernel_bench import KernelBench
 from pytest_fa.features.sweep.plugin import options_of
 from pytest_fa.features.sweep.search import run_trial
 from pytest_fa.features.sweep.shared_study import SharedStudy, running_elsewhere
-from pytest_fa.features.sweep.storage import open_storage, require_optuna
+from pytest_fa.features.sweep.storage import open_storage
 from pytest_fa.features.sweep.study_facts import changed_files, feasible_space, split_cases, sweep_of
 from pytest_fa.features.sweep.study_url import is_url, without_password
 from pytest_fa.features.sweep.suggest import Space, Suggester
@@ -168,6 +168,5 @@ def study_place(options: Options, parent: Variant) -> str:
 
 def open_study(options: Options, parent: Variant, facts: dict[str, Any]) -> SharedStudy:
     """The study with these facts.  Other facts make another study of the same storage."""
-    require_optuna()
     name = f"{parent.name}-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]}"
     return SharedStudy(open_storage(study_place(options, parent)), name, facts)

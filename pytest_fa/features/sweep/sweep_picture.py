@@ -6,7 +6,11 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib as mpl  # from the extra `report`, as is all of this module
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from pytest_fa.features.sweep.trial_result import SweepEnd, SweepTrial
 from pytest_fa.table.picture_style import (
@@ -21,10 +25,6 @@ from pytest_fa.table.picture_style import (
     without_math,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 HEIGHT = 6.4
 BEST_SHARE = 0.1  # of the configurations, which are drawn in colour
 LOST_COLOR = LINE_COLORS[2]
@@ -32,8 +32,6 @@ LOST_COLOR = LINE_COLORS[2]
 
 def draw_sweep(facts: Mapping[str, Any], trials: Sequence[SweepTrial], end: SweepEnd | None, path: Path) -> None:
     """Write the picture as SVG.  It has no date and no random ids, so that equal studies give equal files."""
-    import matplotlib as mpl  # noqa: PLC0415  # from the extra `report`
-
     figure = sweep_picture(facts, trials, end)
     with mpl.rc_context({"svg.hashsalt": "pytest-fa"}):
         figure.savefig(path, format="svg", metadata={"Date": None})
@@ -41,8 +39,6 @@ def draw_sweep(facts: Mapping[str, Any], trials: Sequence[SweepTrial], end: Swee
 
 def sweep_picture(facts: Mapping[str, Any], trials: Sequence[SweepTrial], end: SweepEnd | None) -> Figure:
     """The history above, the parallel coordinates below; the title says how the sweep ended."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  # from the extra `report`
-
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained", facecolor=PAGE_COLOR)
     new_title(figure, f"{facts.get('variant', '')}: {_finding(end)}")
     history, values = figure.subplots(2, 1)

@@ -11,12 +11,12 @@ from pytest_fa.catalog.sweep_space import point_text
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sweep.closed import closed_line
 from pytest_fa.features.sweep.plugin import options_of
-from pytest_fa.features.sweep.storage import require_optuna
 from pytest_fa.features.sweep.study_facts import study_facts
 from pytest_fa.features.sweep.study_url import without_password
 from pytest_fa.features.sweep.sweep import SweepRun, open_study, study_place
 from pytest_fa.features.sweep.sweep_lines import end_lines, history_lines, study_lines, takeover_lines
-from pytest_fa.plugin.state import OPTIONS_KEY, progress_line, session_of
+from pytest_fa.plugin.keys import OPTIONS_KEY
+from pytest_fa.plugin.state import progress_line, session_of
 from pytest_fa.records.text import printable
 
 if TYPE_CHECKING:
@@ -47,9 +47,8 @@ def sweep_run_of(config: pytest.Config, variant: Variant) -> SweepRun:
 def check_sweep(config: pytest.Config) -> None:
     """Read what the study is about, before collection.
 
-    Raises `UsageProblem` if the variant cannot be swept, or if Optuna is missing.
+    Raises `UsageProblem` if the variant cannot be swept.
     """
-    require_optuna()
     session = session_of(config)
     config.stash[START_KEY] = SweepStart(study_facts(session, _swept(session.run_plan)), time.time())
 

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_fa.build import compile_batch  # noqa: F401  # it compiles after kernels have run
 from pytest_fa.errors import FaError
 from pytest_fa.features.watch.screen import Screen
 from pytest_fa.features.watch.tasks import SelectedTests, TaskKey, key_of
 from pytest_fa.features.watch.watch import Watch
 from pytest_fa.features.watch.watched_files import Hashes, all_files, flat
 from pytest_fa.plugin.items import is_shipped, param_of, variant_of
+from pytest_fa.plugin.keys import OPTIONS_KEY
 from pytest_fa.plugin.other_plugins import other_plugins
-from pytest_fa.plugin.state import OPTIONS_KEY, REFUSED_KEY, RESULTS_KEY, SESSION_KEY, session_of
+from pytest_fa.plugin.state import REFUSED_KEY, RESULTS_KEY, SESSION_KEY, session_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator

@@ -120,7 +120,7 @@ def test_a_machine_that_lacks_everything_but_python(
     """Without GPU, compilers and tools, each has a warning with what to do; CPU runs work, so the exit status is 0."""
     computer.has()
     monkeypatch.setenv("PATH", str(computer.folder))
-    monkeypatch.setattr("pytest_fa.build.toolchain.find_tool", lambda _: None)
+    monkeypatch.setattr(machine_probes, "find_tool", lambda _: None)
     monkeypatch.setattr("pytest_fa.host.programs.PLACES", ())
     monkeypatch.setattr("pytest_fa.host.programs._in_wheels", lambda _: None)
     monkeypatch.setattr(python_probes, "ASK_TORCH", TORCH.replace('"13.0"', "null").replace("true", "false"))

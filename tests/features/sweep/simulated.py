@@ -25,7 +25,7 @@ from pytest_fa.features.gate.noise import Noise, decode_noise
 from pytest_fa.features.sweep.owners import _started, this_process
 from pytest_fa.features.sweep.search import BuiltPoint, GateAnswer, run_trial
 from pytest_fa.features.sweep.shared_study import SharedStudy
-from pytest_fa.features.sweep.storage import open_storage, require_optuna
+from pytest_fa.features.sweep.storage import open_storage
 from pytest_fa.features.sweep.suggest import Space, Suggester
 from pytest_fa.features.sweep.trial_result import ConfirmedRatio, TrialOutcome, TrialResult
 from pytest_fa.records.paired import PairSamples
@@ -130,7 +130,6 @@ def facts_of(sweep: Sweep) -> dict[str, object]:
 
 def in_memory(sweep: Sweep) -> SharedStudy:
     """A new study that only this process has."""
-    require_optuna()
     import optuna
 
     return SharedStudy(optuna.storages.InMemoryStorage(), "tuned", facts_of(sweep))

@@ -22,7 +22,8 @@ from pytest_fa.features.sweep.study_facts import study_facts
 from pytest_fa.features.sweep.sweep import SweepRun
 from pytest_fa.features.sweep.sweeping import START_KEY, SWEEP_KEY, SweepStart, skip_reason, write_sweep
 from pytest_fa.features.sweep.trial_result import SweepEnd, SweepTrial, TrialOutcome, TrialResult
-from pytest_fa.plugin.state import OPTIONS_KEY, SESSION_KEY
+from pytest_fa.plugin.keys import OPTIONS_KEY
+from pytest_fa.plugin.state import SESSION_KEY
 from pytest_fa.records.record import Record
 from pytest_fa.session.session import Session
 from tests.factories import options

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_fa.plugin import hooks
+from pytest_fa.plugin.kernel_run import KernelRun
+from pytest_fa.plugin.keys import KERNEL_RUN_KEY, OPTIONS_KEY
 from tests.factories import RECORD
 
 
-def registered() -> pytest.PytestPluginManager:
-    """The hooks of this package beside one that makes a report from data and data from a report."""
+def registered(config: SimpleNamespace) -> pytest.PytestPluginManager:
+    """The hooks of a run with kernels beside one that makes a report from data and data from a report."""
 
     class Core:
         def pytest_report_to_serializable(self, report: SimpleNamespace) -> dict[str, object]:
@@ -22,19 +24,21 @@ def registered() -> pytest.PytestPluginManager:
             return SimpleNamespace(**data)
 
     ours = SimpleNamespace(
-        pytest_report_to_serializable=hooks.pytest_report_to_serializable,
         pytest_report_from_serializable=hooks.pytest_report_from_serializable,
     )
     manager = pytest.PytestPluginManager()
     manager.register(Core())
     manager.register(ours)
+    manager.register(config.stash[KERNEL_RUN_KEY])
     return manager
 
 
 @pytest.mark.parametrize("report", [SimpleNamespace(fa_record=RECORD), SimpleNamespace(nodeid="of another plugin")])
 def test_a_report_is_the_same_on_both_sides(report: SimpleNamespace) -> None:
     """What is sent is JSON, and what is received has a record that equals the one that was sent."""
-    manager = registered()
-    data = manager.hook.pytest_report_to_serializable(config=None, report=report)
-    received = manager.hook.pytest_report_from_serializable(config=None, data=json.loads(json.dumps(data)))
+    config = SimpleNamespace(stash={OPTIONS_KEY: None})
+    config.stash[KERNEL_RUN_KEY] = KernelRun(config)  # type: ignore[arg-type]  # all that these hooks read
+    manager = registered(config)
+    data = manager.hook.pytest_report_to_serializable(config=config, report=report)
+    received = manager.hook.pytest_report_from_serializable(config=config, data=json.loads(json.dumps(data)))
     assert received == report

@@ -46,7 +46,7 @@ from pytest_fa.table.answer import RunFacts, answer_lines
 from pytest_fa.table.failure import failure_text
 from pytest_fa.table.layout import table_lines
 from pytest_fa.table.rows import headline, make_groups, notes
-from pytest_fa.table.static_code import static_text
+from pytest_fa.table.static_tables import static_text
 from tests.factories import RECORD, fuzz_settings
 from tests.fuzz import any_json, as_json, changed_bytes, changed_json
 from tools.docs import findings_block, pictures, shapes_block, variants_block

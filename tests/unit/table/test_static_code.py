@@ -9,7 +9,8 @@ from syrupy.assertion import SnapshotAssertion
 from pytest_fa.records.built import stable_name
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import LaunchedKernel
-from pytest_fa.table.static_code import ALL_FIT, GROUPS, difference_lines, fit_lines, mix, static_text
+from pytest_fa.table.static_code import ALL_FIT, GROUPS, difference_lines, fit_lines, mix
+from pytest_fa.table.static_tables import static_text
 from tests.factories import BUILD, KERNEL, RECORD
 
 INSTRUCTIONS = {"HGMMA": 12, "MUFU": 4, "FFMA": 30, "BAR": 2, "IADD3": 7, "LDL": 1}

@@ -1,0 +1,1 @@
+"""What imports torch: a function that is judged in this process."""
