@@ -17,6 +17,7 @@ from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Ablation, RecordKind
 from pytest_fa.session.record_factory import Asker, RecordFactory
 from pytest_fa.session.rerun import rerun_command
+from pytest_fa.session.session import Session
 from pytest_fa.wire.jobs import CaseResult
 from tests.factories import options, variant
 
@@ -130,3 +131,13 @@ def test_a_wrong_case_is_the_record_of_the_test_that_needed_it(tmp_path: Path) -
     profile, gate = factory.of_kind("profile", check), factory.of_kind("gate", check, "pytest --fa-gate=0.9")
     assert (profile.kind, profile.message, profile.rerun_command) == ("profile", "too far", check.rerun_command)
     assert (gate.kind, gate.rerun_command) == ("gate", "pytest --fa-gate=0.9")
+
+
+def test_a_session_knows_what_its_workers_have_printed(tmp_path: Path) -> None:
+    """A test that asks gets the output up to its failure, which its report still has afterwards."""
+    session = Session(options(tmp_path))
+    session.runner.workers.add_output("words")
+    session.asked_by(("randomly",))
+    record = session.records.make("speed", variant("mine"), CASE, CaseResult(Outcome.WRONG, "", ()))
+    assert (record.other_plugins, record.output, session.runner.take_output()) == (("randomly",), "words\n", "words\n")
+    assert session.runner.output() == ""
