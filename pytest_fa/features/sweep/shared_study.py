@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pytest_fa.catalog.sweep_space import Point
 from pytest_fa.features.sweep.owners import is_stale, this_process
 from pytest_fa.features.sweep.suggest import Suggester
+from pytest_fa.features.sweep.sweep_space import Point
 from pytest_fa.features.sweep.trial_result import Owner, SweepEnd, SweepTrial, TrialOutcome, TrialResult, TrialState
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_fa.catalog.sweep_space import Point, Sweep, feasible_points
 from pytest_fa.features.sweep.plugin import SamplerName
+from pytest_fa.features.sweep.sweep_space import Point, Sweep, feasible_points
 from pytest_fa.features.sweep.trial_result import SweepTrial
 
 if TYPE_CHECKING:

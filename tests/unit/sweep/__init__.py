@@ -1,1 +1,0 @@
-"""Tests of sweeps on recorded times: the search, its shared study, and its end."""
