@@ -163,6 +163,7 @@ class Feature:
     the class `Hooks` of the module `hooks` in its folder becomes a plugin of pytest.  `run_methods` are the methods
     that it adds to the fixture `fa_run`, `fixtures` those that the module `fixtures` defines.  `added` names the type
     of what it adds to a record, a `records.added.Added`: `gated:Gate` is `Gate` in the module `gated` of its folder.
+    `manifest_key` names in the same way the type of its key in a manifest, a `catalog.feature_keys.FeatureKey`.
     """
 
     name: str
@@ -175,6 +176,7 @@ class Feature:
     fixtures: tuple[str, ...] = ()
     has_hooks: bool = True
     added: str = ""
+    manifest_key: str = ""
     requires: tuple[str, ...] = ()
     commands: tuple[Subcommand, ...] = ()
 

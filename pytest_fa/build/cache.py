@@ -213,7 +213,7 @@ def find_by_key(cache: Path, key: str) -> list[Build]:
             if not _has_its_key(path.parent, stored):
                 damage = f"{path.relative_to(cache)} is that of another build"
             if damage:
-                raise UsageProblem(f"--fa-gate-baseline: key {key}: {damage}; build it again")
+                raise UsageProblem(f"key {key}: {damage}; build it again")
             builds.append(_in_folder(stored.build, cache, path.parent))
     return builds
 

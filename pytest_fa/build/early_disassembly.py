@@ -30,7 +30,7 @@ class EarlyDisassembly:
         self._pool = ThreadPoolExecutor(parallel_jobs())
         self._futures: dict[Path, list[Future[Disassembly]]] = {}
         self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="fa-disassembly", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="fa-disassembly", daemon=True)
         self._thread.start()
 
     def of(self, folder: Path) -> list[Disassembly]:
@@ -53,7 +53,7 @@ class EarlyDisassembly:
         self.stop_looking()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _watch(self) -> None:
+    def _run(self) -> None:
         while not self._has_ended.wait(LOOK_SECONDS):
             for folder in [each for each in self._waiting if any(device_folder(each).glob("*.fatbin"))]:
                 self._waiting.remove(folder)

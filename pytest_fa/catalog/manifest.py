@@ -18,6 +18,7 @@ from pytest_fa.attention import parts
 from pytest_fa.attention.dtypes import Dtype
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.entry import entry_problem
+from pytest_fa.catalog.feature_keys import FIELD, key_types, problem_of, with_feature_keys
 from pytest_fa.catalog.grammar import (
     DEFINE_NAME,
     FOLDER_NAME,
@@ -29,7 +30,6 @@ from pytest_fa.catalog.grammar import (
 )
 from pytest_fa.catalog.probe import probe_problem, read_cases
 from pytest_fa.catalog.returns import returns_problem
-from pytest_fa.catalog.sweep_space import Sweep, sweep_problem
 from pytest_fa.catalog.variant import (
     ARCHES,
     FEW,
@@ -86,7 +86,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     omits: str | None = None
     suppressions: dict[Sanitizer, Suppression] | None = None
     returns: Annotated[tuple[Returns, ...], SOME] | None = None
-    sweep: Sweep | None = None
+    feature_keys: dict[str, Any] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,7 +113,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     omits: str = ""
     suppressions: dict[Sanitizer, Suppression] = {}
     returns: Annotated[tuple[Returns, ...], SOME] = ("out",)
-    sweep: Sweep | None = None
+    feature_keys: dict[str, Any] = {}
     variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1, max_length=256)] | None = None
 
 
@@ -130,7 +130,7 @@ def read_manifest(path: Path, root: Path) -> list[Variant]:
     """
     data = _load(path)
     with _named_problems(path, data, Manifest):
-        manifest = msgspec.convert(_with_claims(_with_kind(_merged(data, data))), Manifest, strict=True)
+        manifest = msgspec.convert(_with_owned(_with_kind(_merged(data, data))), Manifest, strict=True)
         return _variants(path, root, manifest, manifest.variants or {path.parent.name: Member()})
 
 
@@ -141,8 +141,8 @@ def read_planted(path: Path, root: Path) -> list[Variant]:
     """
     base, data = _load(path.with_name(MANIFEST_NAME)), _load(path)
     with _named_problems(path, data, Planted):
-        planted = msgspec.convert(_with_claims(_merged(data, base)), Planted, strict=True)
-        manifest = msgspec.convert({**_with_claims(_with_kind(base)), "variants": None}, Manifest, strict=True)
+        planted = msgspec.convert(_with_owned(_merged(data, base)), Planted, strict=True)
+        manifest = msgspec.convert({**_with_owned(_with_kind(base)), "variants": None}, Manifest, strict=True)
         manifest = msgspec.structs.replace(manifest, variants=planted.variants)
         variants = _variants(path, root, manifest, planted.variants)
         for variant in variants:
@@ -214,6 +214,11 @@ def _with_kind(data: Any) -> Any:  # noqa: ANN401  # any YAML value
     return data
 
 
+def _with_owned(data: Any) -> Any:  # noqa: ANN401  # any YAML value
+    """Return the file's data with the keys of parts of attention and of features in fields of their own."""
+    return with_feature_keys(_with_claims(data))
+
+
 def _with_claims(data: Any) -> Any:  # noqa: ANN401  # any YAML value
     """Return the file's data with the keys of `supports` that have no field in `Supports` moved into `more`.
 
@@ -225,7 +230,7 @@ def _with_claims(data: Any) -> Any:  # noqa: ANN401  # any YAML value
             claims = {part.supports: part for part in parts.claimed_parts() if part.supports not in FIELDS}
             more = [(key, claims[key].read_claim(value)) for key, value in supports.items() if key in claims]
             if MORE in supports:  # no key of a manifest
-                raise ValueError(f"unknown key {MORE!r} in supports (allowed: {', '.join(_keys_of(Supports))})")
+                raise ValueError(f"unknown key {MORE!r} in supports (allowed: {', '.join(keys_of(Supports))})")
             plain = {key: value for key, value in supports.items() if key not in claims}
             owner["supports"] = {**plain, **({MORE: more} if more else {})}
     return data
@@ -263,7 +268,7 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
         any_arch=manifest.arch is None,
         optional=manifest.optional,
         returns=manifest.returns if member.returns is None else member.returns,
-        sweep=member.sweep or manifest.sweep,
+        feature_keys={**manifest.feature_keys, **member.feature_keys},
     )
     if "tf32" in variant.rounds and "fp32" not in supports.dtype:
         raise ManifestError(
@@ -273,7 +278,7 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
     if variant.optional and variant.role != "baseline":
         values = f"optional is true, role is {variant.role!r}"
         raise ManifestError(f"{path}: {name}: {values}; optional needs role 'baseline'")
-    if problem := (probe_problem(variant) or returns_problem(variant) or sweep_problem(variant.sweep, variant.defines)):
+    if problem := (probe_problem(variant) or returns_problem(variant) or problem_of(variant)):
         raise ManifestError(f"{path}: {problem}")
     # The output of a variant that omits a phase is not checked, so it must be an ablation and name its parent.
     if variant.omits and (variant.role != "ablation" or variant.parent is None):
@@ -315,9 +320,14 @@ _STRUCTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     (r"\$\.(variants\[\.\.\.\]\.)?limits", Limits),
     (r"\$\.(variants\[\.\.\.\]\.)?limits\.instructions\[\.\.\.\]", InstructionLimit),
     (r"\$\.(variants\[\.\.\.\]\.)?suppressions\[\.\.\.\]", Suppression),
-    (r"\$\.(variants\[\.\.\.\]\.)?sweep", Sweep),
     (r"\$\.variants\[\.\.\.\]", Member),
 )
+
+
+def _structs() -> tuple[tuple[str, type[msgspec.Struct]], ...]:
+    """The struct at each place of a manifest, also those of features."""
+    of_features = ((rf"\$\.(variants\[\.\.\.\]\.)?{name}", kind) for name, kind in key_types().items())
+    return (*_STRUCTS, *of_features)
 
 
 def _explain(problem: str, data: Any, keys: type[msgspec.Struct]) -> str:  # noqa: ANN401  # any YAML value
@@ -329,8 +339,8 @@ def _explain(problem: str, data: Any, keys: type[msgspec.Struct]) -> str:  # noq
     text = re.sub(r" - at (?:`key` in )?`[^`]+`", "", problem)
     key = where.removeprefix("$").lstrip(".") or "the manifest"
     if unknown := re.search(r"unknown field `([^`]+)`", problem):
-        structs = (*_STRUCTS, (r"\$", keys))
-        known = (_keys_of(struct) for pattern, struct in structs if re.fullmatch(pattern, where))
+        structs = (*_structs(), (r"\$", keys))
+        known = (keys_of(struct) for pattern, struct in structs if re.fullmatch(pattern, where))
         allowed = next(known, ())
         return f"unknown key {unknown[1]!r} in {key}{suggestion(unknown[1], allowed)} (allowed: {', '.join(allowed)})"
     if missing := re.search(r"missing required field `([^`]+)`", problem):
@@ -343,17 +353,18 @@ def _explain(problem: str, data: Any, keys: type[msgspec.Struct]) -> str:  # noq
     return wrong_type(text, where, data)
 
 
-def _keys_of(struct: type[msgspec.Struct]) -> tuple[str, ...]:
+def keys_of(struct: type[msgspec.Struct]) -> tuple[str, ...]:
     """The keys of a struct, as a manifest may have them."""
     if struct is not Supports:
-        return struct.__struct_fields__
+        owned = tuple(key_types())
+        return tuple(key for field in struct.__struct_fields__ for key in (owned if field == FIELD else (field,)))
     more = (part.supports for part in parts.claimed_parts() if part.supports not in FIELDS)
     return (*(field for field in FIELDS if field != MORE), *more)
 
 
 def _allowed_values(where: str) -> list[str]:
     field = re.sub(r"(?:\[[^\]]*\])+$", "", where).rsplit(".", 1)[-1]
-    structs: list[type[msgspec.Struct]] = [*(struct for _, struct in _STRUCTS), Manifest]
+    structs: list[type[msgspec.Struct]] = [*(struct for _, struct in _structs()), Manifest]
     for struct in structs:
         for info in msgspec.structs.fields(struct):
             if info.name == field:

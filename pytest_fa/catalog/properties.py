@@ -53,8 +53,6 @@ MAY_REFUSE = frozenset(
 NEEDS_BHSD = frozenset(("new_shape",))
 
 SEQUENCE = 150  # more than two tiles of 64, and not a multiple of a tile
-TILE = 64  # for sanitizer cases, if the manifest defines no tile size
-MIN_TILES = 3  # along queries and along keys, for sanitizer cases
 
 
 def properties_of(variant: Variant) -> tuple[str, ...]:
@@ -91,13 +89,6 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
     changed = claim.applied_to(sized).with_fields({"fp8_out": supports.fp8_out_of(claim.dtype)})
     needs_bhsd = name in NEEDS_BHSD and "bhsd" in supports.layout
     return changed.with_fields({"layout": "bhsd"}) if needs_bhsd else changed
-
-
-def sanitizer_case(variant: Variant) -> Case:
-    """Return the smallest supported case with three full tiles of queries and keys, and a partial one if supported."""
-    tiles = [variant.defines.get(name) for name in ("BLOCK_M", "BLOCK_N")]
-    tile = max((size for size in tiles if isinstance(size, int)), default=TILE)
-    return msgspec.structs.replace(property_case(variant, MIN_TILES * tile + 1), batch=1, heads=2, kv_heads=2)
 
 
 def applies(name: str, variant: Variant, device: Device) -> bool:

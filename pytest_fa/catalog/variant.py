@@ -15,7 +15,6 @@ from pytest_fa.attention.layout import Layout
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.grammar import ARCH
-from pytest_fa.catalog.sweep_space import Sweep
 
 Role = Literal["candidate", "baseline", "overhead", "ablation", "probe", "wrong"]
 EntryKind = Literal["cuda", "torch", "python"]
@@ -188,7 +187,8 @@ class Variant(msgspec.Struct, frozen=True):
     shapes, with seed 0, which replace those of a suite.  `any_arch` is True if the manifest names no architectures:
     then `--fa-arch` may select others than `arch`.  `optional` is True for a baseline that runs only if it is named,
     because it needs a package that most machines lack.  `returns` lists the outputs that the kernel writes or returns,
-    `out` and those of parts of attention.  `sweep` says which values of its defines a sweep tries.
+    `out` and those of parts of attention.  `feature_keys` has the values of keys that
+    belong to features.
     """
 
     name: str
@@ -216,7 +216,7 @@ class Variant(msgspec.Struct, frozen=True):
     any_arch: bool = False
     optional: bool = False
     returns: tuple[Returns, ...] = ("out",)
-    sweep: Sweep | None = None
+    feature_keys: dict[str, Any] = {}
 
     def __str__(self) -> str:
         return self.name

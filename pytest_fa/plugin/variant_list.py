@@ -10,9 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pytest_fa.catalog.discover import Catalog
-from pytest_fa.catalog.sweep_space import feasible_points
-from pytest_fa.catalog.variant import Variant
-from pytest_fa.errors import UsageProblem
+from pytest_fa.catalog.feature_keys import values_of
 from pytest_fa.records.text import printable
 
 LIST_WIDTH = 160  # without a terminal
@@ -39,7 +37,7 @@ def list_variants(catalog: Catalog, absence: str) -> None:
         console = Console(width=LIST_WIDTH)
     console.print(table)
     for variant in catalog.variants.values():
-        if line := _sweep_line(variant):
+        for line in filter(None, (value.line(variant) for value in values_of(variant))):
             console.print(printable(line), markup=False, soft_wrap=True)
     for broken in catalog.broken.values():
         console.print(printable(f"broken: {broken.problem}"), style="red", markup=False, soft_wrap=True)
@@ -47,15 +45,3 @@ def list_variants(catalog: Catalog, absence: str) -> None:
         console.print(printable(f"broken: {clash}"), style="red", markup=False, soft_wrap=True)
     if absence:
         console.print(printable(f"no variants of your own: {absence}"), style="red", markup=False, soft_wrap=True)
-
-
-def _sweep_line(variant: Variant) -> str:
-    """The size of the space that --fa-sweep searches; empty for a variant without one."""
-    if (sweep := variant.sweep) is None:
-        return ""
-    try:
-        feasible = len(feasible_points(sweep, variant.defines))
-    except UsageProblem as problem:
-        return f"sweep of {variant.name}: {problem}"
-    listed = ", ".join(f"{name} ({len(values)})" for name, values in sweep.values.items())
-    return f"sweep of {variant.name}: {feasible} of {sweep.combinations} combinations of {listed} are feasible"

@@ -181,7 +181,7 @@ def _decoded(data: bytes, decode: Callable[[bytes], AnyDecoded]) -> AnyDecoded |
 def record_key(content: Mapping[str, object]) -> tuple[str, ...]:
     """Return the key of a record: a new record replaces a saved one that has the same.
 
-    Without a case, as of a gate, the id is only the variant's name; the rerun command adds what was asked.
+    Without a case, the id is only the variant's name; the rerun command adds what was asked.
     """
     fields = ("kind", "id", "rerun_command") if content.get("case", "") is None else ("kind", "id")
     return tuple(str(content.get(field)) for field in fields)

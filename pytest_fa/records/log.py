@@ -106,8 +106,8 @@ def replace_records(path: Path, records: list[Record]) -> None:
 def save_records(records: list[Record], folder: Path, root: Path | None = None) -> list[Path]:
     """Save records in `<folder>/<gpu>/<variant>.jsonl`, with paths relative to `root`; return the files written.
 
-    A record replaces the saved record of the same kind and id, also one of an earlier schema; without a case, as of a
-    gate, the rerun command must be equal as well.  All other lines stay, and those that are no records of this version
+    A record replaces the saved record of the same kind and id, also one of an earlier schema; without a case, the
+    rerun command must be equal as well.  All other lines stay, and those that are no records of this version
     stay unchanged.  The lines are compact: what records share is written once.  The new file is written next to the old
     one and renamed, so that a kill does not damage the old file.
 

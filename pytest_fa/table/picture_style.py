@@ -38,7 +38,7 @@ REFERENCES = {
 def usable_times(records: Iterable[Record]) -> list[Record]:
     """The records with a time that is not known to be wrong, of variants without a failure at that shape.
 
-    Sweeps, such as `ws_p2@STAGES=3`, are omitted.
+    Variants with other defines, such as `ws_p2@STAGES=3`, are omitted.
     """
     records = list(records)
     failed = {(each.variant, each.case.shape_id) for each in records if each.case and each.outcome.is_failure}

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_fa.catalog.properties import sanitizer_case
 from pytest_fa.features.ncu.ncu_program import NcuTarget, profile
 from pytest_fa.features.ncu.nsight import Nsight
 from pytest_fa.features.ncu.nsight_report import DURATION, NsightReport
@@ -16,6 +15,7 @@ from pytest_fa.features.ncu.presets import GRID, PRESETS, Preset
 from pytest_fa.features.ncu.raw_table import read_raw_table
 from pytest_fa.features.ncu.trial import TRIAL_RANGE
 from pytest_fa.features.sanitize.sanitized import Sanitized
+from pytest_fa.features.sanitize.sanitized_cases import sanitizer_case
 from pytest_fa.features.sanitize.sanitizer import SanitizedChild, sanitize
 from pytest_fa.host.fork_server import child_environment
 from pytest_fa.wire.jobs import CaseJob, encode

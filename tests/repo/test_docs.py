@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from pytest_fa import plugin
-from pytest_fa.catalog.manifest import MANIFEST_NAME, Manifest, Member
+from pytest_fa.catalog.manifest import MANIFEST_NAME, Manifest, Member, keys_of
 from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.catalog.variant import Call, Constant, Entry, InstructionLimit, Limits, Supports, Suppression
 from pytest_fa.options.flags import all_options
@@ -46,7 +46,7 @@ def test_no_page_names_an_unknown_option() -> None:
 KEYS = [
     key
     for struct in (Manifest, Member, Entry, Call, Constant, Supports, Limits, InstructionLimit, Suppression)
-    for key in struct.__struct_fields__
+    for key in keys_of(struct)
 ]
 
 

@@ -90,7 +90,10 @@ def _cached_build(options: Options, name: str | None) -> Build | None:
     """The build that `--fa-gate-baseline=key:KEY` names.  Raises `UsageProblem` unless there is exactly one."""
     if name is None or not name.startswith("key:"):
         return None
-    builds = {build.key: build for build in find_by_key(options.cache, name.removeprefix("key:"))}
+    try:
+        builds = {build.key: build for build in find_by_key(options.cache, name.removeprefix("key:"))}
+    except UsageProblem as problem:
+        raise UsageProblem(f"--fa-gate-baseline: {problem}") from None
     if len(builds) != 1:
         listed = ", ".join(f"{build.key} ({build.variant}, {build.built_at})" for build in builds.values()) or "none"
         raise UsageProblem(f"--fa-gate-baseline: {name!r} must name one cached build; it matches {listed}")

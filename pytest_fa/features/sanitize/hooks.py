@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.properties import sanitizer_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sanitize.sanitize import sanitize_variant
 from pytest_fa.features.sanitize.sanitize_lines import sanitizer_lines, sanitizer_properties
+from pytest_fa.features.sanitize.sanitized_cases import sanitizer_case
 from pytest_fa.plugin.fa_run import FaRun
 from pytest_fa.plugin.terminal import Results
 from pytest_fa.records.record import Record

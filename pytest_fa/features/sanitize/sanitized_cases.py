@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.plan import Plan, first_seeds
-from pytest_fa.catalog.properties import sanitizer_case
+from pytest_fa.catalog.properties import property_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sanitize.plugin import SanitizeOptions
 from pytest_fa.plugin.keys import OPTIONS_KEY
+
+TILE = 64  # if the manifest defines no tile size
+MIN_TILES = 3  # along queries and along keys
+
+
+def sanitizer_case(variant: Variant) -> Case:
+    """The smallest supported case with three full tiles of queries and keys, and a partial one if supported."""
+    tiles = [variant.defines.get(name) for name in ("BLOCK_M", "BLOCK_N")]
+    tile = max((size for size in tiles if isinstance(size, int)), default=TILE)
+    return msgspec.structs.replace(property_case(variant, MIN_TILES * tile + 1), batch=1, heads=2, kv_heads=2)
 
 
 def sanitized(plan: Plan, tools: tuple[str, ...]) -> list[tuple[Variant, Case, str]]:

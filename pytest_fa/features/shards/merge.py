@@ -36,7 +36,7 @@ class RunShard(msgspec.Struct, frozen=True):
 class MergedRun(msgspec.Struct, frozen=True):
     """The records of all shards in the order of the plan, the outcomes of the tests, and what does not fit together.
 
-    `exit_status` is that of the whole run: 1 if a shard failed, else 10 if a gate had no verdict, else 0.
+    `exit_status` is that of the whole run: 1 if a shard failed, else 10 if something had no verdict, else 0.
     """
 
     records: tuple[Record, ...]

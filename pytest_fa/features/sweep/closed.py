@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_fa.catalog.sweep_space import point_text
+from pytest_fa.features.sweep.sweep_space import point_text
 from pytest_fa.features.sweep.trial_result import SweepTrial
 
 

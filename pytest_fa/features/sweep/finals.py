@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from pytest_fa.catalog.sweep_space import Fitness, Point, point_text
 from pytest_fa.features.sweep.luck import degrees_of_freedom, expected_largest, pooled_sd
 from pytest_fa.features.sweep.search import Bench
+from pytest_fa.features.sweep.sweep_space import Fitness, Point, point_text
 from pytest_fa.features.sweep.trial_result import ROUNDS, Finalist, SweepEnd, SweepTrial, TrialResult
 
 FINALISTS = 8

@@ -6,9 +6,9 @@ import pytest
 
 from pytest_fa.build import compile_batch  # noqa: F401  # its trials compile after kernels have run
 from pytest_fa.catalog.plan import Plan
-from pytest_fa.catalog.sweep_space import feasible_points
 from pytest_fa.features.gate.opponents import gated_variants
 from pytest_fa.features.sweep.plugin import options_of
+from pytest_fa.features.sweep.sweep_space import Sweep, feasible_points
 from pytest_fa.features.sweep.sweeping import check_sweep, write_sweep
 from pytest_fa.plugin.items import parametrize_variants
 from pytest_fa.plugin.keys import OPTIONS_KEY
@@ -34,7 +34,8 @@ class Hooks:
             return None
         most, params = options_of(metafunc.config.stash[OPTIONS_KEY]).trials, []
         for variant in gated_variants(plan):
-            feasible = len(feasible_points(variant.sweep, variant.defines)) if variant.sweep else 0
+            sweep = Sweep.of(variant)
+            feasible = len(feasible_points(sweep, variant.defines)) if sweep else 0
             numbers = range(1, min(most, feasible) + 1)
             params += [pytest.param(variant, number, id=f"{variant.name}-t{number:03d}") for number in numbers]
         metafunc.parametrize(("fa_variant", "trial_number"), params, indirect=["fa_variant"])

@@ -14,13 +14,13 @@ from pytest_fa.build.resources import broken_limits
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.properties import properties_of
 from pytest_fa.catalog.select import with_defines
-from pytest_fa.catalog.sweep_space import Point
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import BuildError
 from pytest_fa.features.gate.decision import MAX_DROPPED
 from pytest_fa.features.gate.gate import GateQuestion, decide_gate
 from pytest_fa.features.gate.gated import Gate
 from pytest_fa.features.sweep.search import BuiltPoint, GateAnswer
+from pytest_fa.features.sweep.sweep_space import Point
 from pytest_fa.features.sweep.trial_result import ConfirmedRatio, PairedTime, TrialOutcome, TrialResult, trial_outcome
 from pytest_fa.host.timing_lock import timing_lock
 from pytest_fa.records.built import Build

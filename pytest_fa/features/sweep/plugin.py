@@ -104,6 +104,7 @@ FEATURE = Feature(
     options=OPTIONS,
     read=read,
     tests=(SuiteTest("test_sweep", "speed", times=True), SuiteTest("test_sweep_end", "gate", times=True)),
+    manifest_key="sweep_space:Sweep",
     requires=("gate",),
     commands=(Subcommand("sweep", "show the trials and the end of a --fa-sweep", "show_command", add_arguments),),
 )

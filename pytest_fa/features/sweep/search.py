@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from pytest_fa.catalog.sweep_space import Point
 from pytest_fa.features.sweep.shared_study import SharedStudy
 from pytest_fa.features.sweep.suggest import Suggester
+from pytest_fa.features.sweep.sweep_space import Point
 from pytest_fa.features.sweep.trial_result import ConfirmedRatio, SweepTrial, TrialOutcome, TrialResult
 
 

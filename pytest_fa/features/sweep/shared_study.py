@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from pytest_fa.catalog.sweep_space import Point
 from pytest_fa.features.sweep.optional_optuna import optuna
 from pytest_fa.features.sweep.owners import is_stale, this_process
 from pytest_fa.features.sweep.suggest import Suggester
+from pytest_fa.features.sweep.sweep_space import Point
 from pytest_fa.features.sweep.trial_result import Owner, SweepEnd, SweepTrial, TrialOutcome, TrialResult, TrialState
 
 RENEW_SECONDS = 60.0  # far below the age at which another machine takes over

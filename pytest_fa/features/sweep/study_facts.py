@@ -13,11 +13,11 @@ from typing import Any
 
 from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.sweep_space import Sweep
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ToolchainError, UsageProblem
 from pytest_fa.features.gate.opponents import may_be_gated
 from pytest_fa.features.sweep.suggest import Space
+from pytest_fa.features.sweep.sweep_space import Sweep
 from pytest_fa.options.options import Options
 from pytest_fa.records.source import folder_hash
 from pytest_fa.session.run_plan import RunPlan
@@ -88,14 +88,15 @@ def _compilers(options: Options, parent: Variant) -> list[str]:
 
 def sweep_of(parent: Variant) -> Sweep:
     """The `sweep` of a variant's manifest.  Raises `UsageProblem` if it has none, or if it is never gated."""
-    if parent.sweep is None:
+    sweep = Sweep.of(parent)
+    if sweep is None:
         raise UsageProblem(
             f"--fa-sweep: the manifest of {parent.name} has no `sweep`; write for example "
             f"`sweep: {{values: {{{next(iter(parent.defines), 'BLOCK_M')}: [32, 64]}}}}` (see docs/sweeps.md)"
         )
     if not may_be_gated(parent):
         raise UsageProblem(f"--fa-sweep: {parent.name} is never gated: role {parent.role}, computes {parent.computes}")
-    return parent.sweep
+    return sweep
 
 
 def feasible_space(parent: Variant) -> Space:

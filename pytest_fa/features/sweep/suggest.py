@@ -10,9 +10,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pytest_fa.catalog.sweep_space import Point, Sweep, feasible_points
 from pytest_fa.features.sweep.optional_optuna import optuna
 from pytest_fa.features.sweep.plugin import SamplerName
+from pytest_fa.features.sweep.sweep_space import Point, Sweep, feasible_points
 from pytest_fa.features.sweep.trial_result import SweepTrial
 
 MAX_ATTEMPTS = 40  # suggestions that are not feasible, or that a trial has, before one is drawn at random

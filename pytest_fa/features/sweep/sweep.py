@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytest_fa.catalog.sweep_space import Point, point_text
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sweep.closed import closed_line
 from pytest_fa.features.sweep.finals import NONE, end_sweep
@@ -27,6 +26,7 @@ from pytest_fa.features.sweep.storage import open_storage
 from pytest_fa.features.sweep.study_facts import changed_files, feasible_space, split_cases, sweep_of
 from pytest_fa.features.sweep.study_url import is_url, without_password
 from pytest_fa.features.sweep.suggest import Space, Suggester
+from pytest_fa.features.sweep.sweep_space import Point, point_text
 from pytest_fa.features.sweep.trial_result import SweepEnd, SweepTrial
 from pytest_fa.options.options import Options
 from pytest_fa.records.outcome import Outcome

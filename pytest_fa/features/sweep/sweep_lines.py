@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from pytest_fa.catalog.sweep_space import point_text
 from pytest_fa.features.sweep.read_study import StoredStudy
+from pytest_fa.features.sweep.sweep_space import point_text
 from pytest_fa.features.sweep.trial_result import ROUNDS, Finalist, SweepEnd, SweepTrial
 
 MAX_SHOWN = 10  # of the best configurations, and of the values of a define

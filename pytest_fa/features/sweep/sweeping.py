@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_fa.catalog.sweep_space import point_text
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sweep.closed import closed_line
 from pytest_fa.features.sweep.plugin import options_of
@@ -15,6 +14,7 @@ from pytest_fa.features.sweep.study_facts import study_facts
 from pytest_fa.features.sweep.study_url import without_password
 from pytest_fa.features.sweep.sweep import SweepRun, open_study, study_place
 from pytest_fa.features.sweep.sweep_lines import end_lines, history_lines, study_lines, takeover_lines
+from pytest_fa.features.sweep.sweep_space import point_text
 from pytest_fa.plugin.keys import OPTIONS_KEY
 from pytest_fa.plugin.state import progress_line, session_of
 from pytest_fa.records.text import printable

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from pytest_fa.catalog.sweep_space import Point
+from pytest_fa.features.sweep.sweep_space import Point
 from pytest_fa.records.outcome import Defect, Outcome
 
 

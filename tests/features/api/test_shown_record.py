@@ -51,6 +51,7 @@ def test_a_failure_has_its_diagnosis() -> None:
 def test_a_gate_has_a_row_for_each_pair(snapshot: SnapshotAssertion) -> None:
     """A gate shows the ratio and the interval of each pair, then the verdict, its cost and the excluded shapes."""
     gated = shown(record(kind="gate", case="b1h8s512d64-fp16-seed0", added={"gate": GATE}))
+    assert gated.gate == GATE
     assert snapshot == str(gated)
 
 

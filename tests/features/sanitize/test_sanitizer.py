@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from pytest_fa.catalog.discover import discover
-from pytest_fa.catalog.properties import sanitizer_case
 from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import Suppression, Variant
 from pytest_fa.features.sanitize import sanitizer
 from pytest_fa.features.sanitize.sanitize import suppressed
 from pytest_fa.features.sanitize.sanitized import Sanitized
+from pytest_fa.features.sanitize.sanitized_cases import sanitizer_case
 from pytest_fa.features.sanitize.sanitizer import (
     SanitizedChild,
     find_sanitizer,

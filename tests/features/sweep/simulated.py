@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from pytest_fa.catalog.sweep_space import Point, Sweep, point_text
 from pytest_fa.features.gate.decision import ANALYSES, analyse
 from pytest_fa.features.gate.noise import Noise, decode_noise
 from pytest_fa.features.sweep.owners import _started, this_process
@@ -27,6 +26,7 @@ from pytest_fa.features.sweep.search import BuiltPoint, GateAnswer, run_trial
 from pytest_fa.features.sweep.shared_study import SharedStudy
 from pytest_fa.features.sweep.storage import open_storage
 from pytest_fa.features.sweep.suggest import Space, Suggester
+from pytest_fa.features.sweep.sweep_space import Point, Sweep, point_text
 from pytest_fa.features.sweep.trial_result import ConfirmedRatio, TrialOutcome, TrialResult
 from pytest_fa.records.paired import PairSamples
 

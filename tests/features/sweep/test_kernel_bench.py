@@ -16,11 +16,11 @@ from syrupy.assertion import SnapshotAssertion
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.properties import properties_of
-from pytest_fa.catalog.sweep_space import Point, Sweep
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sweep import kernel_bench
 from pytest_fa.features.sweep.kernel_bench import KernelBench
 from pytest_fa.features.sweep.search import BuiltPoint
+from pytest_fa.features.sweep.sweep_space import Point, Sweep
 from pytest_fa.features.sweep.trial_result import TrialOutcome, TrialResult
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
@@ -135,7 +135,7 @@ def bench_with(
     """A bench on a GPU, whose processes are these workers."""
     monkeypatch.setattr(kernel_bench, "device_of", lambda _: "cuda")
     monkeypatch.setattr(kernel_bench, "timing_lock", lambda _: nullcontext())  # which another run may hold
-    parent = msgspec.structs.replace(variant("tuned"), defines={"M": 1}, sweep=Sweep({"M": (1, 2)}))
+    parent = msgspec.structs.replace(variant("tuned"), defines={"M": 1}, feature_keys={"sweep": Sweep({"M": (1, 2)})})
     runner = SimpleNamespace(
         workers=workers,
         watchdog_seconds=lambda *_: 10.0,

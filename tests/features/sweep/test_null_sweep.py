@@ -12,6 +12,7 @@ from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.select import with_defines
 from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.features.sweep.suggest import Space
+from pytest_fa.features.sweep.sweep_space import Sweep
 from tests.honest_cases import KERNELS
 from tests.null_sweep import CONFIGURATIONS, write_null_sweep
 
@@ -27,8 +28,9 @@ def null_sweep(tmp_path: Path) -> Variant:
 
 def test_every_configuration_is_feasible(null_sweep: Variant) -> None:
     """There are 200, none of which is the variant itself."""
-    assert null_sweep.sweep is not None
-    points = Space(null_sweep.sweep, null_sweep.defines).points
+    sweep = Sweep.of(null_sweep)
+    assert sweep is not None
+    points = Space(sweep, null_sweep.defines).points
     assert len(points) == CONFIGURATIONS == 200
     assert null_sweep.defines not in points
 

@@ -7,11 +7,11 @@ import statistics
 
 import pytest
 
-from pytest_fa.catalog.sweep_space import Point, Sweep, point_text
 from pytest_fa.features.sweep.finals import MIN_ROUNDS, NONE, end_sweep, ranked
 from pytest_fa.features.sweep.plugin import SamplerName
 from pytest_fa.features.sweep.search import GateAnswer, run_trial
 from pytest_fa.features.sweep.suggest import Space, Suggester, key_of
+from pytest_fa.features.sweep.sweep_space import Point, Sweep, point_text
 from pytest_fa.features.sweep.trial_result import ROUNDS, SweepEnd, SweepTrial, TrialOutcome, TrialResult
 from tests.features.sweep.simulated import DEFINES, SHAPE, SIXTY, Effect, RecordedBench, in_memory
 

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from pytest_fa.catalog.sweep_space import Point, Sweep, point_text
 from pytest_fa.errors import UsageProblem
 from pytest_fa.features.sweep.owners import STALE_SECONDS, is_stale, this_process
 from pytest_fa.features.sweep.search import run_trial
@@ -22,6 +21,7 @@ from pytest_fa.features.sweep.shared_study import SharedStudy
 from pytest_fa.features.sweep.storage import open_storage, study_names
 from pytest_fa.features.sweep.study_url import without_password
 from pytest_fa.features.sweep.suggest import Space, Suggester
+from pytest_fa.features.sweep.sweep_space import Point, Sweep, point_text
 from pytest_fa.features.sweep.trial_result import SweepEnd, SweepTrial, TrialResult
 from tests.features.sweep.simulated import DEFINES, SIXTY, RecordedBench, ending_of, facts_of, in_memory
 

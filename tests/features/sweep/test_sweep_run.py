@@ -13,13 +13,13 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.manifest import read_manifest
-from pytest_fa.catalog.sweep_space import Point
 from pytest_fa.features.sweep import sweep as run_module
 from pytest_fa.features.sweep.closed import closed_line
 from pytest_fa.features.sweep.plugin import SweepOptions
 from pytest_fa.features.sweep.search import GateAnswer, run_trial
 from pytest_fa.features.sweep.study_facts import study_facts
 from pytest_fa.features.sweep.sweep import SweepRun
+from pytest_fa.features.sweep.sweep_space import Point
 from pytest_fa.features.sweep.sweeping import START_KEY, SWEEP_KEY, SweepStart, skip_reason, write_sweep
 from pytest_fa.features.sweep.trial_result import SweepEnd, SweepTrial, TrialOutcome, TrialResult
 from pytest_fa.plugin.keys import OPTIONS_KEY

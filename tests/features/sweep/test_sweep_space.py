@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fa.catalog.condition import Condition
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
-from pytest_fa.catalog.sweep_space import Sweep, feasible_points, point_text, sweep_problem
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ManifestError, UsageProblem
+from pytest_fa.features.sweep.condition import Condition
+from pytest_fa.features.sweep.sweep_space import Sweep, feasible_points, point_text, sweep_problem
 
 DEFINES: dict[str, int | str] = {"M": 64, "STAGES": 2, "MODE": "SERIAL"}
 
@@ -116,7 +116,7 @@ def test_a_member_has_a_sweep_of_its_own(tmp_path: Path) -> None:
         "defines: {M: 64}\nsweep: {values: {M: [32, 64]}}\n"
         "variants:\n  one: {}\n  two:\n    defines: {N: 1}\n    sweep: {values: {N: [1, 2]}}\n"
     )
-    sweeps = {each.name: each.sweep for each in read_manifest(manifest, tmp_path)}
+    sweeps = {each.name: Sweep.of(each) for each in read_manifest(manifest, tmp_path)}
     assert {"one": Sweep({"M": (32, 64)}), "two": Sweep({"N": (1, 2)})} == sweeps
 
 
@@ -129,17 +129,18 @@ def test_an_unknown_key_lists_the_allowed_ones(tmp_path: Path) -> None:
         read_manifest(manifest, tmp_path)
 
 
-SWEPT = [each for each in discover((Path(__file__).parents[3] / "kernels",)).variants.values() if each.sweep]
+SWEPT = [each for each in discover((Path(__file__).parents[3] / "kernels",)).variants.values() if Sweep.of(each)]
 
 
 @pytest.mark.parametrize("variant", SWEPT, ids=str)
 def test_a_sweep_of_the_ladder_contains_the_variant(variant: Variant) -> None:
     """The space of each sweep is small enough to try all of it, and the variant as it is belongs to it."""
-    assert variant.sweep is not None
-    points = feasible_points(variant.sweep, variant.defines)
-    assert {name: variant.defines[name] for name in variant.sweep.values} in points
+    sweep = Sweep.of(variant)
+    assert sweep is not None
+    points = feasible_points(sweep, variant.defines)
+    assert {name: variant.defines[name] for name in sweep.values} in points
     assert len(points) <= 100
-    assert [None] * len(variant.sweep.cases) == [variant.refuses(case) for case in variant.sweep.searched_cases]
+    assert [None] * len(sweep.cases) == [variant.refuses(case) for case in sweep.searched_cases]
 
 
 def test_the_ladder_has_sweeps() -> None:

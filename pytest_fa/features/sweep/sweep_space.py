@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import msgspec
 
 from pytest_fa.catalog.case import Case, parse_case
-from pytest_fa.catalog.condition import Condition, Value
+from pytest_fa.catalog.feature_keys import FeatureKey
 from pytest_fa.catalog.grammar import define_problem
 from pytest_fa.errors import UsageProblem, suggestion
+from pytest_fa.features.sweep.condition import Condition, Value
+
+if TYPE_CHECKING:
+    from pytest_fa.catalog.variant import Variant
 
 MAX_COMBINATIONS = 1_000_000
 
@@ -20,13 +24,15 @@ Fitness = Literal["device_us", "registers_per_thread", "smem_bytes_per_block", "
 Point = dict[str, int | str]  # one value for each swept define
 
 
-class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Sweep(FeatureKey, frozen=True, forbid_unknown_fields=True):
     """What a sweep of a variant varies.
 
     `values` has the values of each define.  `where` has the conditions that all must hold.  `fitness` begins with
     `device_us`; the counters after it decide between configurations whose times differ by less than the noise.
     `cases` are the shapes that are timed, without seeds; those of the run if it is empty.
     """
+
+    feature: ClassVar = "sweep"
 
     values: Annotated[
         dict[str, Annotated[tuple[int | str, ...], msgspec.Meta(min_length=1, max_length=256)]],
@@ -50,6 +56,19 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def searched_cases(self) -> tuple[Case, ...]:
         """The cases of `cases`, with seed 0.  Raises `UsageProblem` for a malformed shape."""
         return tuple(parse_case(f"{text}-seed0") for text in self.cases)
+
+    def problem(self, variant: Variant) -> str | None:
+        """The first problem of the values, conditions, counters and cases."""
+        return sweep_problem(self, variant.defines)
+
+    def line(self, variant: Variant) -> str:
+        """The size of the space that --fa-sweep searches."""
+        try:
+            feasible = len(feasible_points(self, variant.defines))
+        except UsageProblem as problem:
+            return f"sweep of {variant.name}: {problem}"
+        listed = ", ".join(f"{name} ({len(values)})" for name, values in self.values.items())
+        return f"sweep of {variant.name}: {feasible} of {self.combinations} combinations of {listed} are feasible"
 
 
 def sweep_problem(sweep: Sweep | None, defines: Mapping[str, Value]) -> str | None:
