@@ -36,8 +36,8 @@ def load(
     Raises `UsageProblem` unless the name selects exactly one variant, `ManifestError` for a broken manifest,
     `ToolchainError` if the compiler is missing, and `BuildError` if the build fails.
     """
-    from pytest_fa.features.api.arguments import Settings  # noqa: PLC0415
-    from pytest_fa.features.api.functions import load_function  # noqa: PLC0415
+    from pytest_fa.features.api.arguments import Settings  # noqa: PLC0415  # importing pytest_fa imports nothing else
+    from pytest_fa.features.api.functions import load_function  # noqa: PLC0415  # as above
 
     return load_function(name, Settings(kernels, cache))
 
@@ -63,8 +63,8 @@ def check(
     `not_built`.  Raises `UsageProblem` for a wrong argument, `CannotRun` if this machine cannot run the variant, and
     its subclass `Refused` if the variant or the function does not support the case.
     """
-    from pytest_fa.features.api.arguments import Settings  # noqa: PLC0415
-    from pytest_fa.features.api.functions import check_or_time  # noqa: PLC0415
+    from pytest_fa.features.api.arguments import Settings  # noqa: PLC0415  # as above
+    from pytest_fa.features.api.functions import check_or_time  # noqa: PLC0415  # as above
 
     return check_or_time("correct", function, case, Settings(kernels, cache, tolerance), repeats)
 
@@ -82,8 +82,8 @@ def time(
     `record.speed` has the times in microseconds per call: on a GPU `device`, `cold` and `call`; on a CPU `device` is
     the wall-clock time of a call.  It is None if the output is wrong.  The arguments and errors are those of `check`.
     """
-    from pytest_fa.features.api.arguments import Settings  # noqa: PLC0415
-    from pytest_fa.features.api.functions import check_or_time  # noqa: PLC0415
+    from pytest_fa.features.api.arguments import Settings  # noqa: PLC0415  # as above
+    from pytest_fa.features.api.functions import check_or_time  # noqa: PLC0415  # as above
 
     return check_or_time("speed", function, case, Settings(kernels, cache, tolerance))
 
@@ -104,7 +104,7 @@ def gate(
     `record.gate` has the verdict (PASS, FAIL or INCONCLUSIVE) and the ratio of each pair with its interval; `ok` is
     True for PASS.  A gate takes about 20 s per case.  The other arguments and errors are those of `check`.
     """
-    from pytest_fa.features.api.arguments import Settings  # noqa: PLC0415
-    from pytest_fa.features.api.functions import decide  # noqa: PLC0415
+    from pytest_fa.features.api.arguments import Settings  # noqa: PLC0415  # as above
+    from pytest_fa.features.api.functions import decide  # noqa: PLC0415  # as above
 
     return decide(name, ratio, cases, baseline, Settings(kernels, cache, tolerance))

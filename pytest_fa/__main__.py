@@ -63,7 +63,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     from pytest_fa.host.fork_server import child_environment  # noqa: PLC0415  # only this command needs them
-    from pytest_fa.host.resident import end_resident, resident_path, serve_command  # noqa: PLC0415
+    from pytest_fa.host.resident import end_resident, resident_path, serve_command  # noqa: PLC0415  # as above
 
     if not options.stop:
         serve_command(child_environment(), options.idle_minutes)

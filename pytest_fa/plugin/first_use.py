@@ -21,7 +21,7 @@ def kernel_run_of(config: pytest.Config) -> KernelRun:
 
         servers.start_main(config)  # it imports torch while this process imports the rest
 
-        from pytest_fa.plugin.kernel_run import KernelRun  # noqa: PLC0415
+        from pytest_fa.plugin.kernel_run import KernelRun  # noqa: PLC0415  # as above
 
         config.stash[KERNEL_RUN_KEY] = run = KernelRun(config)
         waiting = config.pluginmanager.unregister(name=WAITING) if config.pluginmanager.hasplugin(WAITING) else None

@@ -58,7 +58,7 @@ def _reside(lock: int, path: Path, idle_seconds: float, identity: str) -> None:
     forbid_attaching()
     with _without_collection():
         from pytest_fa.build.late_imports import LateImports  # noqa: PLC0415  # only the resident server needs these
-        from pytest_fa.build.unchanged import hash_package  # noqa: PLC0415
+        from pytest_fa.build.unchanged import hash_package  # noqa: PLC0415  # as above
         from pytest_fa.server.resident_process import serve_runs  # noqa: PLC0415  # imports torch
 
     hash_package()

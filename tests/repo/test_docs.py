@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from pytest_fa import plugin
 from pytest_fa.catalog.manifest import MANIFEST_NAME, Manifest, Member, keys_of
 from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.catalog.variant import Call, Constant, Entry, InstructionLimit, Limits, Supports, Suppression
@@ -72,9 +72,9 @@ def test_every_property_is_documented() -> None:
 FIXTURES = [name for name in vars(fixtures) if re.fullmatch(r"fa_\w+", name)]
 
 
-def test_every_fixture_is_offered() -> None:
-    """The plugin module, in which pytest looks for fixtures, exports every fixture."""
-    assert sorted(FIXTURES) == sorted(name for name in plugin.__all__ if name.startswith("fa_"))
+def test_every_fixture_is_offered(pytestconfig: pytest.Config) -> None:
+    """The module of the fixtures is one in which pytest looks for fixtures."""
+    assert (pytestconfig.pluginmanager.is_registered(fixtures), len(FIXTURES) > 0) == (True, True)
 
 
 # -- headers ----------------------------------------------------------------------------------------------------------

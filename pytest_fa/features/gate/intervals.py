@@ -35,7 +35,7 @@ def t_interval(samples: Sequence[float], confidence: float, least_sd: float = 0.
     processes that happen to be in the same cluster agree closely and would otherwise decide by chance.
     """
     import numpy as np  # noqa: PLC0415  # the import takes half a second and only a gate needs it
-    from scipy import stats  # noqa: PLC0415
+    from scipy import stats  # noqa: PLC0415  # as above
 
     values = np.asarray(samples, dtype=float)
     mean = float(values.mean()) if len(values) else math.nan
@@ -54,7 +54,7 @@ def bootstrap_interval(blocks: Sequence[Sequence[float]], confidence: float, see
     `blocks` has one row of log-ratios for each process.  With few processes this interval is too narrow, so it is
     shown but never used for the verdict.
     """
-    import numpy as np  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415  # as above
 
     draw = np.random.default_rng(seed)
     rows = [np.asarray(row, dtype=float) for row in blocks if len(row)]
@@ -73,7 +73,7 @@ def bootstrap_interval(blocks: Sequence[Sequence[float]], confidence: float, see
 
 def _error(values: np.ndarray, least_sd: float) -> float:
     """The standard error of the mean; NaN if a sample is not finite."""
-    import numpy as np  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415  # as above
 
     return max(float(values.std(ddof=1)), least_sd) / math.sqrt(len(values)) if np.isfinite(values).all() else math.nan
 
@@ -83,8 +83,8 @@ def p_above(samples: Sequence[float], limit: float, least_sd: float = 0.0) -> fl
 
     1.0 for fewer than two samples, or if a sample is not finite.
     """
-    import numpy as np  # noqa: PLC0415
-    from scipy import stats  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415  # as above
+    from scipy import stats  # noqa: PLC0415  # as above
 
     values = np.asarray(samples, dtype=float)
     if len(values) < 2 or not np.isfinite(values).all():  # noqa: PLR2004
@@ -108,7 +108,7 @@ def any_rejected(p_values: Sequence[float], level: float) -> list[bool]:
 
 def detectable_effect(process_sd: float, processes: int, confidence: float, power: float = 0.8) -> float:
     """The smallest relative difference that a gate of `processes` processes detects with probability `power`."""
-    from scipy import stats  # noqa: PLC0415
+    from scipy import stats  # noqa: PLC0415  # as above
 
     width = stats.t.ppf((1 + confidence) / 2, processes - 1) + stats.t.ppf(power, processes - 1)
     return float(width * process_sd / math.sqrt(processes))
