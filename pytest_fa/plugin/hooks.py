@@ -92,9 +92,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_report_from_serializable(config: pytest.Config) -> Generator[None, Any, Any]:
-    """Decode the record of a report of another process, as from a worker of pytest-xdist."""
+def pytest_report_from_serializable() -> Generator[None, Any, Any]:
+    """Decode the record of a report of another process.  For a worker of pytest-xdist, a thread calls this."""
     report = yield
     if hasattr(report, "fa_record"):
-        kernel_run_of(config).decode_record(report)
+        from pytest_fa.records.read import read_record  # noqa: PLC0415  # only runs with kernels need it
+
+        report.fa_record = read_record(report.fa_record)
     return report

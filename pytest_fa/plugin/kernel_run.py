@@ -46,10 +46,8 @@ from pytest_fa.plugin.suite_module import SuiteModule
 from pytest_fa.plugin.usage_errors import end_run, usage_error
 from pytest_fa.plugin.xdist_hooks import register_for_xdist
 from pytest_fa.records.outcome import Outcome
-from pytest_fa.records.read import read_record
 from pytest_fa.records.record import to_builtins
 from pytest_fa.records.text import printable
-from pytest_fa.session import machine_problem  # noqa: F401  # `FaRun` imports it when a test has run
 from pytest_fa.session.builds import runs_here
 
 NO_PATH = "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
@@ -214,10 +212,6 @@ class KernelRun:
         if data and "fa_record" in data:
             data["fa_record"] = to_builtins(data["fa_record"])
         return data
-
-    def decode_record(self, report: Any) -> None:  # noqa: ANN401  # a report with the attributes of `attach`
-        """Decode the record of a report of another process."""
-        report.fa_record = read_record(report.fa_record)
 
     def pytest_report_teststatus(
         self, report: pytest.TestReport

@@ -9,11 +9,11 @@ import pytest
 
 from pytest_fa.plugin import hooks
 from pytest_fa.plugin.kernel_run import KernelRun
-from pytest_fa.plugin.keys import KERNEL_RUN_KEY, OPTIONS_KEY
+from pytest_fa.plugin.keys import OPTIONS_KEY
 from tests.factories import RECORD
 
 
-def registered(config: SimpleNamespace) -> pytest.PytestPluginManager:
+def registered() -> pytest.PytestPluginManager:
     """The hooks of a run with kernels beside one that makes a report from data and data from a report."""
 
     class Core:
@@ -23,22 +23,18 @@ def registered(config: SimpleNamespace) -> pytest.PytestPluginManager:
         def pytest_report_from_serializable(self, data: dict[str, object]) -> SimpleNamespace:
             return SimpleNamespace(**data)
 
-    ours = SimpleNamespace(
-        pytest_report_from_serializable=hooks.pytest_report_from_serializable,
-    )
+    ours = SimpleNamespace(pytest_report_from_serializable=hooks.pytest_report_from_serializable)
     manager = pytest.PytestPluginManager()
     manager.register(Core())
     manager.register(ours)
-    manager.register(config.stash[KERNEL_RUN_KEY])
+    manager.register(KernelRun(SimpleNamespace(stash={OPTIONS_KEY: None})))  # type: ignore[arg-type]  # all it reads
     return manager
 
 
 @pytest.mark.parametrize("report", [SimpleNamespace(fa_record=RECORD), SimpleNamespace(nodeid="of another plugin")])
 def test_a_report_is_the_same_on_both_sides(report: SimpleNamespace) -> None:
     """What is sent is JSON, and what is received has a record that equals the one that was sent."""
-    config = SimpleNamespace(stash={OPTIONS_KEY: None})
-    config.stash[KERNEL_RUN_KEY] = KernelRun(config)  # type: ignore[arg-type]  # all that these hooks read
-    manager = registered(config)
-    data = manager.hook.pytest_report_to_serializable(config=config, report=report)
-    received = manager.hook.pytest_report_from_serializable(config=config, data=json.loads(json.dumps(data)))
+    manager = registered()
+    data = manager.hook.pytest_report_to_serializable(config=None, report=report)
+    received = manager.hook.pytest_report_from_serializable(config=None, data=json.loads(json.dumps(data)))
     assert received == report
