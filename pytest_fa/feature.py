@@ -134,6 +134,11 @@ class FeatureOptions:
     why_nothing = "nothing ran"  # what a run without a result is told
     case_rules = CaseRules()
 
+    @property
+    def feature(self) -> str:
+        """The name of the feature: that of the folder in which the class is."""
+        return type(self).__module__.split(".")[-2]
+
     def rerun_words(self, kind: str, tool: str | None) -> list[str]:  # noqa: ARG002  # for features that override it
         """The options without which the suite has no test of this kind, or tests something else."""
         return []

@@ -33,8 +33,7 @@ class Options:
     and `selection` the options that select the cases, as they were typed.  `reuses_times` says whether times of
     baselines from the last minutes may stand for new ones: not with -n, for a page, or in CI.
     `is_given` is True if an option of pytest-fa or the id of a shipped test was used.  `named_variants` and
-    `named_cases` are those of the test ids on the command line.  `parts` are the options of the features that are used,
-    and `used` the names of these features.
+    `named_cases` are those of the test ids on the command line.  `parts` are the options of the features that are used.
     """
 
     rootdir: Path
@@ -68,7 +67,11 @@ class Options:
     selection: tuple[str, ...] = ()
     reuses_times: bool = False
     parts: tuple[FeatureOptions, ...] = ()
-    used: tuple[str, ...] = ()
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The names of the features that are used."""
+        return tuple(part.feature for part in self.parts)
 
     def part(self, kind: type[P]) -> P | None:
         """The options of one feature; None if it is not used."""
@@ -134,10 +137,10 @@ def read(config: pytest.Config) -> Options:
     variants, cases = named_tests(config)
     options = _read(config, variants, cases, tuple(rerun_words(config)))
     reader = ConfigReader(config, config.rootpath, os.environ)
-    used = {feature.name: part for feature in features() if (part := feature.read(reader)) is not None}
+    parts = tuple(part for feature in features() if (part := feature.read(reader)) is not None)
     needs_new = bool(NEW_TIMES_VARIABLES & os.environ.keys()) or any(map(reader.is_used, NEW_TIMES_OPTIONS))
-    needs_new |= any(part.needs_new_times for part in used.values())
-    return dataclasses.replace(options, reuses_times=not needs_new, parts=tuple(used.values()), used=tuple(used))
+    needs_new |= any(part.needs_new_times for part in parts)
+    return dataclasses.replace(options, reuses_times=not needs_new, parts=parts)
 
 
 def _read(config: pytest.Config, named_variants: Words, named_cases: Words, rerun: Words) -> Options:

@@ -76,11 +76,11 @@ def read(pytester: pytest.Pytester, *arguments: str) -> Options:
 
 def flat(given: Options) -> dict[str, Any]:
     """The fields of the options, and those of each used feature as `feature.field`."""
-    ignored = ("parts", "used", "rerun", "selection")
+    ignored = ("parts", "rerun", "selection")
     values = {name: value for name, value in vars(given).items() if name not in ignored}
-    for feature, part in zip(given.used, given.parts, strict=True):
-        values[feature] = True
-        values |= {f"{feature}.{name}": value for name, value in vars(part).items()}
+    for part in given.parts:
+        values[part.feature] = True
+        values |= {f"{part.feature}.{name}": value for name, value in vars(part).items()}
     return values
 
 

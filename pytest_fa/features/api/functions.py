@@ -79,7 +79,7 @@ def decide(
         with named_arguments(settings, gate="ratio"):
             limit = ratio_of(str(ratio))
         gate = GateOptions(limit, baseline)
-        options = settings.options(variants=(name,), cases=ids, parts=(gate,), used=("gate",))
+        options = settings.options(variants=(name,), cases=ids, parts=(gate,))
         with open_session(options) as session:
             with named_arguments(settings, variant="baseline"):
                 prepare_opponents(session)  # an unknown name is an error

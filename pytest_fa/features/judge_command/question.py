@@ -86,7 +86,6 @@ class Question:
             suites=values.words_of(self.suite or "") or plain.suites,
             cases=values.words_of(self.case or ""),
             parts=(GateOptions(self.ratio, self.gate_baseline), *((NcuOptions(),) if self.ncu else ())),
-            used=("gate", *(("ncu",) if self.ncu else ())),
             tolerance=self.policy,
             watchdog_seconds=values.watchdog_seconds(self.watchdog or ""),
             no_build=self.no_build,
