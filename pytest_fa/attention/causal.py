@@ -46,6 +46,13 @@ class CausalMask(Part):
         shift = 0 if value == "top_left" else case.seq_k - case.seq_q
         return _pairs_above(case.seq_q + shift, case.seq_k) - _pairs_above(shift, case.seq_k)
 
+    def visible_keys(self, case: Shape, query: int) -> range:
+        """The keys up to the diagonal."""
+        if (value := case.value_of("causal")) == "none":
+            return range(case.seq_k)
+        shift = 0 if value == "top_left" else case.seq_k - case.seq_q
+        return range(max(0, min(case.seq_k, query + shift + 1)))
+
     def lengths_touched(self, case: Shape) -> tuple[int, int] | None:
         """A call need not read queries and keys that see nothing of the other side."""
         length = min(case.seq_q, case.seq_k)

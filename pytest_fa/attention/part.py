@@ -1,26 +1,12 @@
 """`Part`: everything that the rest of the package asks about one part of attention.
 
 A part is a class in a module of its own, and one line in `parts.PARTS`.  Each attribute and method below has a default
-that changes nothing, so a part consists of what it is about.  This one adds a number to every visible score:
-
-    class Bias(Part):
-        name, summary = "bias", "a number is added to each visible score"
-        tokens = (Choice("bias", (("bias2", 2.0),), 0.0),)        # b1h2s64d64-fp16-bias2-seed0
-        rows = (("`-bias2`", "2 is added to each score"),)
-        supports, claims = "bias", (0.0, 2.0)                    # supports: {bias: true}
-        words = {"bias": ("bias", "score_bias")}                 # f(q, k, v, *, scale, bias)
-
-        def scores(self, inputs, scores, positions):
-            return scores + (inputs.word("bias") or 0.0)
-
-        def mistakes(self, inputs):
-            if inputs.word("bias"):
-                yield Mistake("the bias is not added", score=lambda scores, _: scores)
+that changes nothing, so a part consists of what it is about.  `tests/unit/attention/even_bias.py` is a complete one.
 
 A part that changes the result must have `supports`: without it, each kernel is taken to know the part.
 
 The order of the computation is fixed: scale, then `scores` of each part in the order of `PARTS`, then `hidden`, then
-the softmax.  A case has at most one part that hides keys by their position (`visible_pairs`).
+the softmax.  A key is visible if no part hides it.
 
 Pytest's own process reads these modules, so they do not import torch: they call the methods of the tensors that they
 get.  What a part adds to the C interface stands in `abi.py`, because the order of a struct's fields is one list.
@@ -70,6 +56,10 @@ class Shape(Protocol):
     def computes(self) -> str:
         """`attention` or `scores`."""
 
+    @property
+    def visible_pairs(self) -> int:
+        """The number of pairs of query and key, per head, that no part hides."""
+
     def value_of(self, field: str) -> Any:  # of the field's type
         """The value of a field of any part."""
 
@@ -118,6 +108,10 @@ class Part:
         """The number of pairs of query and key, per head, that this part leaves visible; None if it hides none."""
         return None
 
+    def visible_keys(self, case: Shape, query: int) -> range:  # noqa: ARG002
+        """The keys that this part leaves visible to a query, for cases in which other parts hide keys, too."""
+        return range(case.seq_k)
+
     def lengths_touched(self, case: Shape) -> tuple[int, int] | None:  # noqa: ARG002
         """The numbers of queries and keys that a call must read; None if this part leaves out none."""
         return None
@@ -162,8 +156,10 @@ class Part:
         raise ValueError(f"supports.{self.supports} is {claim!r}; allowed are true, false, or a list of {allowed}")
 
     def claimed_by(self, case: Shape) -> Any:  # one of `claims`
-        """Which of `claims` a case needs."""
-        return case.value_of(self.tokens[0].field)
+        """Which of `claims` a case needs; the first one if its id says nothing."""
+        token = self.tokens[0]
+        value = case.value_of(token.field)
+        return self.claims[0] if value == token.plain(case) else value
 
     def claim_for(self, case: Shape) -> Any:  # of a field of `Supports`
         """What `Supports` has for a variant that computes this case and others like it."""
@@ -198,8 +194,8 @@ class Part:
 
     def arguments(self, case: Shape) -> Mapping[str, Any]:
         """The words of a call, each with its value, besides tensors; without those of a plain case."""
-        fields = {token.field: case.value_of(token.field) for token in self.tokens if token.field in self.words}
-        return {word: value for word, value in fields.items() if value != self.plain_argument(word)}
+        values = {token: case.value_of(token.field) for token in self.tokens if token.field in self.words}
+        return {token.field: value for token, value in values.items() if value != token.plain(case)}
 
     def plain_argument(self, word: str) -> Any:  # noqa: ARG002  # of the word's type
         """The value of a word in a call that does not have it."""

@@ -103,5 +103,7 @@ def problem_of(problem: Exception, device: torch.device) -> CallProblem:
     kind = next((name for error, name in KINDS.items() if isinstance(problem, error)), ProblemKind.FAILED)
     if device.type == "cuda" and not is_alive(device):
         kind = ProblemKind.DEVICE_ERROR
+    if isinstance(problem, Tampering):  # the functions that explain other exceptions may be replaced, too
+        return CallProblem(kind, str(problem), str(problem), problem.caught_by)
     caught_by = problem.caught_by if isinstance(problem, WrongResult) else ()
     return CallProblem(kind, message_of(problem), explanation_of(problem), caught_by, is_wrong_call(problem))

@@ -111,8 +111,10 @@ class Case(msgspec.Struct, frozen=True):
     @property
     def visible_pairs(self) -> int:
         """The number of query-key pairs per head that no part of attention hides."""
-        counts = (part.visible_pairs(self) for part in parts.PARTS)
-        return next((count for count in counts if count is not None), self.seq_q * self.seq_k)
+        counts = [count for part in parts.PARTS if (count := part.visible_pairs(self)) is not None]
+        if len(counts) > 1:
+            return _pairs_of_all(self)
+        return counts[0] if counts else self.seq_q * self.seq_k
 
     @property
     def touched(self) -> Case:
@@ -198,18 +200,10 @@ def parse_case(text: str) -> Case:
         raise UsageProblem(f"case {text!r}: no dtype {texts['dtype']!r}; allowed: {', '.join(DTYPES)}")
     batch, heads, seq_q, head_dim, seed = (int(texts[name]) for name in (*SIZES, "seed"))
     shape = plain_case(batch, heads, seq_q, head_dim, texts["dtype"], seed)  # type: ignore[arg-type]  # of DTYPES
-    changes: dict[str, Any] = {}
-    modifiers: list[str] = []
-    for token in parts.tokens():
-        if (read := texts[token.field]) is None:
-            continue
-        if token.field in shape.__struct_fields__:
-            changes[token.field] = token.read(read)
-        else:
-            modifiers.append(read)
-    case = msgspec.structs.replace(shape, **changes, modifiers=_modifiers(modifiers)) if changes or modifiers else shape
+    changes = {token.field: token.read(read) for token in parts.tokens() if (read := texts[token.field]) is not None}
+    case = shape.with_fields(changes)
     for name in (*SIZES, *changes, "seed"):
-        if isinstance(value := getattr(case, name), int) and value > LARGEST:
+        if isinstance(value := case.value_of(name), int) and value > LARGEST:
             raise UsageProblem(f"case {text!r}: {name} is {value}; it must be at most {LARGEST}")
     if impossible := _impossible(case):
         raise UsageProblem(f"case {text!r}: {impossible}")
@@ -229,6 +223,16 @@ def _pattern(tokens: tuple[Token, ...]) -> re.Pattern[str]:
 def _modifiers(texts: list[str]) -> tuple[str, ...] | msgspec.UnsetType:
     """The texts that are not empty; unset if there is none, so that a plain case has the same JSON as without them."""
     return tuple(filter(None, texts)) or msgspec.UNSET
+
+
+@functools.lru_cache(maxsize=4096)
+def _pairs_of_all(case: Case) -> int:
+    """The visible pairs of a case in which several parts hide keys."""
+    count = 0
+    for query in range(case.seq_q):
+        ranges = [part.visible_keys(case, query) for part in parts.PARTS]
+        count += max(0, min(each.stop for each in ranges) - max(each.start for each in ranges))
+    return count
 
 
 @functools.lru_cache(maxsize=4096)  # a table of records asks for each id many times

@@ -59,7 +59,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seq_k_multiple_of: Annotated[int, msgspec.Meta(ge=1)] = 1
     seq_k_min: Count = 1
     fp8_out: Annotated[tuple[OutDtype, ...], SOME] = ("fp16",)
-    more: tuple[tuple[str, tuple[str | float | bool, ...]], ...] = ()
+    more: tuple[tuple[str, tuple[str | int | float | bool | None, ...]], ...] = ()
 
     def values_of(self, key: str, default: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values of a key; `default` if it is no field and the manifest does not have it."""

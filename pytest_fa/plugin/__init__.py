@@ -10,8 +10,8 @@ from pytest_fa.plugin.hooks import (
     pytest_configure,
     pytest_generate_tests,
     pytest_pycollect_makemodule,
-    pytest_report_from_serializable,
     pytest_report_header,
+    pytest_runtest_logreport,
 )
 
 __all__ = [
@@ -21,6 +21,6 @@ __all__ = [
     "pytest_configure",
     "pytest_generate_tests",
     "pytest_pycollect_makemodule",
-    "pytest_report_from_serializable",
     "pytest_report_header",
+    "pytest_runtest_logreport",
 ]

@@ -69,13 +69,13 @@ class FaRun:
 
     def __getattr__(self, name: str) -> Callable[..., Record]:
         """A method that a feature adds."""
-        methods = {
-            name: method for each in self.node.config.hook.pytest_fa_run_methods() for name, method in each.items()
-        }
-        if name.startswith("_") or name not in methods:
-            raise AttributeError(
-                f"fa_run has no {name!r} (it has: build, correct, property, speed, {', '.join(methods)})"
-            )
+        if name.startswith("_") or name == "node":  # a copy asks before it has any attribute
+            raise AttributeError(name)
+        of_features = self.node.config.hook.pytest_fa_run_methods()
+        methods = {name: method for each in of_features for name, method in each.items()}
+        if name not in methods:
+            names = ", ".join(("build", "correct", "property", "speed", *methods))
+            raise AttributeError(f"fa_run has no {name!r} (it has: {names})")
         return functools.partial(methods[name], self)
 
     def finish(self, work: Callable[[], Record], *, skips_unmeasured: bool = True) -> Record:

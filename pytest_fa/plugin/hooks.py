@@ -6,7 +6,7 @@ imports neither torch nor that part.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -86,17 +86,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = set(metafunc.fixturenames)
     of_features = {name for feature in features() for name in feature.fixtures}
     if names & {*OTHER_FIXTURES, *PARAMETERS, *of_features}:
-        kernel_run_of(metafunc.config)
+        run = kernel_run_of(metafunc.config)
+        if "fa_run" in names:
+            run.offer_run_methods(metafunc.definition)
     if names & {*PARAMETERS, *of_features}:
         kernel_run_of(metafunc.config).parametrize(metafunc)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_report_from_serializable() -> Generator[None, Any, Any]:
-    """Decode the record of a report of another process.  For a worker of pytest-xdist, a thread calls this."""
-    report = yield
-    if hasattr(report, "fa_record"):
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> Generator[None]:
+    """Decode the record of a report of another process, not in the threads of pytest-xdist that make the report."""
+    if isinstance(record := getattr(report, "fa_record", None), dict):
         from pytest_fa.records.read import read_record  # noqa: PLC0415  # only runs with kernels need it
 
-        report.fa_record = read_record(report.fa_record)
-    return report
+        report.fa_record = read_record(record)  # type: ignore[attr-defined]  # as `attach` sets it
+    return (yield)

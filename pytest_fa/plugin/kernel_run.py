@@ -109,7 +109,7 @@ class KernelRun:
 
     @property
     def header(self) -> list[str]:
-        """GPU, variants and cases, and one line for each deprecated name."""
+        """GPU, variants and cases."""
         lines = [printable(line) for line in session_of(self._config).run_plan.header]
         return [*lines, NO_PATH] if self._config.stash[IMPLIED_KEY] else lines
 
@@ -156,7 +156,6 @@ class KernelRun:
         """Store which variants the selected tests need; they are built together."""
         if SESSION_KEY not in session.config.stash:
             return
-        self._offer_run_methods(session)
         protect_process(session.config)
         run = session_of(session.config)
         run.builds.needed = needed_variants(session.items)
@@ -164,11 +163,10 @@ class KernelRun:
         first_reports_of(session.config).build_tests = variants_with_build_test(session.items)
         run.require_servers()
 
-    def _offer_run_methods(self, session: pytest.Session) -> None:
-        """Import what `fa_run` offers to a user's own test by features, before any kernel runs."""
-        own = [item for item in session.items if "fa_run" in getattr(item, "fixturenames", ()) and not is_shipped(item)]
-        for feature in features() if own else ():
-            if feature.run_methods:
+    def offer_run_methods(self, test: pytest.Item) -> None:
+        """Import what `fa_run` offers to a user's own test by features, if possible before any kernel runs."""
+        for feature in features():
+            if feature.run_methods and not is_shipped(test):
                 self._register_feature(feature)
 
     # -- fixtures -----------------------------------------------------------------------------------------------------
@@ -185,6 +183,7 @@ class KernelRun:
 
     def fa_run(self, test: pytest.Item) -> FaRun:
         """What runs and records a test in a worker process."""
+        self.offer_run_methods(test)  # it may have got the fixture by its name only now
         return FaRun(test)
 
     def fa_benchmark(self, request: pytest.FixtureRequest, clock: ReplayClock, benchmark: Any) -> FaBenchmark:  # noqa: ANN401

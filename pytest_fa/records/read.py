@@ -83,13 +83,14 @@ def _value_of(name: str, value: Any) -> Added:  # noqa: ANN401  # JSON
     try:
         return msgspec.convert(value, _ADDED[name])
     except msgspec.ValidationError as problem:
-        raise msgspec.ValidationError(str(problem).replace("`$", f"`$.added.{name}", 1)) from None
+        text = str(problem) if "`$" in str(problem) else f"{problem} - at `$`"  # as msgspec says where it was
+        raise msgspec.ValidationError(text.replace("`$", f"`$.added.{name}", 1)) from None
 
 
 def _require_schema(content: Any) -> None:  # noqa: ANN401  # any JSON
     """Raise `EarlierRecord` or `msgspec.ValidationError` for another schema than that of this version."""
     schema = content.get("schema") if isinstance(content, dict) else None
-    if isinstance(schema, int) and schema < SCHEMA:
+    if isinstance(schema, int) and not isinstance(schema, bool) and schema < SCHEMA:
         raise EarlierRecord(schema, content)
     if schema != SCHEMA:
         raise msgspec.ValidationError(f"record schema is {schema!r}; this version reads schema {SCHEMA}")

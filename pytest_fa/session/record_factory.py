@@ -92,14 +92,14 @@ class RecordFactory:
     ) -> Record:
         """The record of one result.  The role of a variant whose manifest cannot be read is `candidate`.
 
-        If the sources of a variant are not those of its first record, the outcome is `build_changed`.  `tool` is the
-        test's tool, if there are several.  `rerun` is the command that repeats the test of the shipped suite, if it is
-        not the usual one of this kind.  `added` is what a feature adds.
+        If the sources of a variant are not those of its first record, the outcome is `build_changed`, and nothing is
+        added.  `tool` is the test's tool, if there are several.  `rerun` is the command that repeats the test of the
+        shipped suite, if it is not the usual one of this kind.  `added` is what a feature adds.
         """
         sources = source_hashes(variant, self.options.rootdir) if isinstance(variant, Variant) else {}
         if changed := _changed(self._sources.setdefault(variant.name, sources), sources):
             message = f"{changed} has changed since the first test of {variant.name}; run it again"
-            result = msgspec.structs.replace(result, outcome=Outcome.BUILD_CHANGED, message=message)
+            result, added = msgspec.structs.replace(result, outcome=Outcome.BUILD_CHANGED, message=message), None
         stages = {name: Stage(name, "not reached") for name in STAGES}
         stages["build"] = Stage("build", "ok", builds[0].build_seconds if builds else 0.0)
         stages.update({stage.name: stage for stage in result.stages})

@@ -96,7 +96,9 @@ def test_another_policy(run: Run) -> None:
 @pytest.mark.nightly
 def test_the_command_line_overrides_the_marker(own: Project) -> None:
     """`--fa-tolerance` overrides the marker."""
-    again = own.run(".", "--fa-variant=near", ONE_CASE, "--fa-tolerance=measured", "-k", "near and test_other_policy")
+    again = own.run(
+        ".", "--fa-variant=near", ONE_CASE, "--fa-tolerance=same_precision", "-k", "near and test_other_policy"
+    )
     assert outcome(again, "test_other_policy") == "failed"
 
 

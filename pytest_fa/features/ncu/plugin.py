@@ -47,13 +47,13 @@ class NcuOptions(FeatureOptions):
 
 def read(reader: Reader) -> NcuOptions | None:
     """The options of the profiler; None without `--ncu`.  Raises `UsageProblem`."""
-    preset = one_of("--ncu-set", reader.text("ncu_set") or SETS[0], SETS)
     if not reader.is_on("ncu"):
         if reader.is_typed("ncu_set"):
             raise UsageProblem("--ncu-set: without --ncu nothing is profiled; add --ncu")
         return None
     if reader.is_used("numprocesses"):
         raise UsageProblem("--ncu: only one process at a time can read the counters of a GPU; drop -n")
+    preset = one_of("--ncu-set", reader.text("ncu_set") or SETS[0], SETS)
     return NcuOptions(preset, reader.is_on("ncu_strict"), reader.is_on("ncu_sudo"))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pytest_fa.attention import abi
+from pytest_fa.attention import abi, parts
 from pytest_fa.attention.dtypes import ELEMENT_BYTES
 from pytest_fa.attention.layout import strides
 from pytest_fa.build.command import ffi_folder
@@ -119,7 +119,10 @@ def call(case: Case, library: str) -> PlainResult:
 
 
 def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
-    """The arguments of a call on dense tensors at these device addresses, in the case's layout."""
+    """The arguments of a call on dense tensors at these device addresses, in the case's layout.
+
+    Raises `UnsupportedCase` for a part of attention that the C interface lacks.
+    """
     args = ForwardArgs(abi_version=ABI_VERSION, struct_size=ctypes.sizeof(ForwardArgs))
     args.q, args.k, args.v, args.out = q, k, v, out
     for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
@@ -130,8 +133,11 @@ def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
         args.out_stride = Strides(heads * queries * keys, queries * keys, keys, 1)
     args.k_stride = args.v_stride = Strides(*strides(case.layout, case.kv_heads, case.seq_k, case.head_dim))
     args.scale = case.scale
-    for name, codes in abi.CODES.items():
-        setattr(args, name, codes[getattr(case, name)])
+    words = {"dtype": case.dtype, "out_dtype": case.out_dtype, **parts.arguments_of(case)}
+    for word, value in words.items():
+        if word not in dict(abi.FIELDS):
+            raise UnsupportedCase(f"the C interface has no field for {word!r}")
+        setattr(args, word, abi.CODES[word][value] if word in abi.CODES else value)
     return args
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import torch
 import pytest_fa
 from pytest_fa.attention import parts
 from pytest_fa.attention.mistake import Positions
-from pytest_fa.attention.part import CallInputs, Part
-from pytest_fa.attention.token import Choice
+from pytest_fa.attention.part import CallInputs, Part, Shape
+from pytest_fa.attention.token import Choice, Number
 from pytest_fa.candidate.adapter import adapted
 from pytest_fa.candidate.signature import signature_problem
 from pytest_fa.catalog.case import Case, parse_case
@@ -314,6 +315,72 @@ def test_masks_of_two_parts_add_up(variant_of: VariantOf, source: str, cause: st
     assert result.outcome == ("wrong" if cause else "ok")
     if cause != "not diagnosed":
         assert (result.diagnosis.cause if result.diagnosis else "").startswith(cause)
+
+
+# -- a part with a number ---------------------------------------------------------------------------------------------
+
+
+class Window(Part):
+    """A query sees the last keys before its own position."""
+
+    name = "window"
+    summary = "a query sees so many keys"
+    tokens = (Number("window", "win", "keys", like="seq_k"),)
+    supports = "window"
+    claims = (0, 8, 2048)
+    words = {"window": ("window",)}  # noqa: RUF012  # as `Part` declares it
+
+    def visible_pairs(self, case: Shape) -> int | None:
+        """The sum over the queries."""
+        is_plain = case.value_of("window") == case.seq_k
+        return None if is_plain else sum(len(self.visible_keys(case, query)) for query in range(case.seq_q))
+
+    def visible_keys(self, case: Shape, query: int) -> range:
+        """The keys in the window."""
+        return range(max(0, query + 1 - case.value_of("window")), case.seq_k)
+
+
+@pytest.fixture
+def window() -> Iterator[None]:
+    """The part is on the list."""
+    part = Window()
+    parts.add(part)
+    yield
+    parts.remove(part)
+
+
+@pytest.mark.usefixtures("window")
+def test_pairs_that_no_part_hides_are_counted() -> None:
+    """A pair is visible if no part hides it; with one part alone, its own count is taken."""
+    both, alone, plain = (parse_case(f"b1h1s64d64-fp16{text}-seed0") for text in ("-causal-win8", "-win8", ""))
+    expected = sum(max(0, query - 7) <= key <= query for query in range(64) for key in range(64))
+    assert (both.visible_pairs, both.flops_per_call) == (expected, 4 * 64 * expected)
+    assert alone.visible_pairs == sum(key >= query - 7 for query in range(64) for key in range(64))
+    assert plain.visible_pairs == 64 * 64
+
+
+@pytest.mark.usefixtures("window")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("win08", "is not in its shortest form; write 'b1h1s64d64-fp16-win8-seed0'"),
+        ("win64", "is not in its shortest form; write 'b1h1s64d64-fp16-seed0'"),
+        ("win99999999999", "window is 99999999999; it must be at most"),
+    ],
+)
+def test_a_number_has_one_form(text: str, message: str) -> None:
+    """An id with zeros before the number, the plain value or a number without bounds is refused."""
+    with pytest.raises(UsageProblem, match=re.escape(message)):
+        parse_case(f"b1h1s64d64-fp16-{text}-seed0")
+
+
+@pytest.mark.usefixtures("window")
+def test_a_plain_case_needs_the_first_claim() -> None:
+    """A case without the token calls a kernel without the word, and needs no claim."""
+    plain, case = (parse_case(f"b1h1s64d64-fp16{text}-seed0") for text in ("", "-win8"))
+    part = parts.words()["window"]
+    assert (part.claimed_by(plain), part.claimed_by(case)) == (0, 8)
+    assert ("window" in parts.arguments_of(plain), parts.arguments_of(case)["window"]) == (False, 8)
 
 
 # -- what users see ---------------------------------------------------------------------------------------------------

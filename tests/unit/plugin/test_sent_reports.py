@@ -14,16 +14,13 @@ from tests.factories import RECORD
 
 
 def registered() -> pytest.PytestPluginManager:
-    """The hooks of a run with kernels beside one that makes a report from data and data from a report."""
+    """The hooks of a run with kernels beside one that makes data from a report."""
 
     class Core:
         def pytest_report_to_serializable(self, report: SimpleNamespace) -> dict[str, object]:
             return vars(report).copy()
 
-        def pytest_report_from_serializable(self, data: dict[str, object]) -> SimpleNamespace:
-            return SimpleNamespace(**data)
-
-    ours = SimpleNamespace(pytest_report_from_serializable=hooks.pytest_report_from_serializable)
+    ours = SimpleNamespace(pytest_runtest_logreport=hooks.pytest_runtest_logreport)
     manager = pytest.PytestPluginManager()
     manager.register(Core())
     manager.register(ours)
@@ -36,5 +33,6 @@ def test_a_report_is_the_same_on_both_sides(report: SimpleNamespace) -> None:
     """What is sent is JSON, and what is received has a record that equals the one that was sent."""
     manager = registered()
     data = manager.hook.pytest_report_to_serializable(config=None, report=report)
-    received = manager.hook.pytest_report_from_serializable(config=None, data=json.loads(json.dumps(data)))
+    received = SimpleNamespace(**json.loads(json.dumps(data)))
+    manager.hook.pytest_runtest_logreport(report=received)
     assert received == report

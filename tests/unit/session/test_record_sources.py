@@ -11,6 +11,7 @@ from pytest_fa.build.unchanged import source_hashes
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.features.sanitize.sanitized import Sanitized
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.session.record_factory import RecordFactory
@@ -54,6 +55,16 @@ def test_a_source_that_changes_between_two_tests_is_noticed(tmp_path: Path, mine
     assert record.message == "kernels/mine/entry.py has changed since the first test of mine; run it again"
     factory.forget_sources()  # as after a save with --fa-watch
     assert made(factory, mine).outcome == "ok"
+
+
+def test_a_gate_of_another_source_has_no_verdict(tmp_path: Path, mine: Variant) -> None:
+    """What a feature found belongs to the first code, so the later record does not have it."""
+    factory, result = RecordFactory(options(tmp_path)), CaseResult(Outcome.OK, "", ())
+    found = Sanitized("memcheck", "clean", "", "", 0.0, ())
+    before = factory.make("sanitize", mine, None, result, tool="memcheck", added=found)
+    (Path(mine.folder) / "entry.py").write_text("forged = True\n", encoding="utf-8")
+    after = factory.make("sanitize", mine, None, result, tool="memcheck", added=found)
+    assert (Sanitized.of(before), Sanitized.of(after), after.outcome) == (found, None, "build_changed")
 
 
 def test_a_variant_may_write_new_files(tmp_path: Path, mine: Variant) -> None:
