@@ -117,12 +117,15 @@ def imports_of_file(path: Path) -> set[str]:
     return imports_of(tree, module_of(path), is_package=path.name == "__init__.py")
 
 
+def is_for_type_checking(node: ast.stmt) -> bool:
+    """Whether a statement is `if TYPE_CHECKING:` without an `else`."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not node.orelse
+
+
 def run_time_imports_of_file(path: Path) -> set[str]:
     """Every module that a source file imports, except for type checking."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    tree.body = [
-        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
-    ]
+    tree.body = [node for node in tree.body if not is_for_type_checking(node)]
     return imports_of(tree, module_of(path), is_package=path.name == "__init__.py")
 
 
@@ -267,6 +270,17 @@ def needs_no_torch(path: Path) -> bool:
 
 
 TORCH_FREE = [path for path in LAYERED if needs_no_torch(path)]
+IMPORTS_BY_NAME = ("pytest_fa.candidate.module", "pytest_fa.feature", "pytest_fa.features.ncu.report_module")
+# What these import inside functions although it imports torch: for users' own tests and functions.
+LATE_TORCH = {
+    "pytest_fa.features.api.functions": {"pytest_fa.candidate.module"},
+    "pytest_fa.features.api.this_process": {
+        "pytest_fa.candidate.adapter",
+        "pytest_fa.features.api.judge_side.judged_here",
+    },
+    "pytest_fa.plugin.fa_benchmark": {IN_PROCESS},
+    "pytest_fa.plugin.fixtures": {IN_PROCESS},
+}
 
 
 def test_no_torch_on_pytests_side() -> None:
@@ -276,6 +290,33 @@ def test_no_torch_on_pytests_side() -> None:
         imports = run_time_imports_of_file if module_of(path).startswith(WITH_TORCH_TYPES) else imports_of_file
         roots[module_of(path)] = {name.split(".")[0] for name in imports(path)}
     assert [module for module, names in roots.items() if "torch" in names] == []
+
+
+@functools.cache
+def needs_torch(module: str) -> bool:
+    """Whether importing a module of the package imports torch, by itself or by what it imports."""
+    path = REPOSITORY.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
+    tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = imports_of(tree, module, is_package=path.name == "__init__.py")
+    return any(name.split(".")[0] == "torch" or (is_in_package(name) and needs_torch(name)) for name in names)
+
+
+def test_only_users_own_tests_bring_torch_into_pytests_process() -> None:
+    """No other module of pytest's process imports one that needs torch, even inside functions."""
+    late: dict[str, set[str]] = {}
+    for path in TORCH_FREE:
+        names = {name for name in run_time_imports_of_file(path) if is_in_package(name) and needs_torch(name)}
+        late |= {module_of(path): names} if names else {}
+    assert late == LATE_TORCH
+
+
+def test_modules_are_imported_by_name_in_few_places() -> None:
+    """A module with `import_module` or `__import__` could hide what it imports: these are all."""
+    texts = {module_of(path): path.read_text(encoding="utf-8") for path in LAYERED}
+    hiding = [module for module, text in texts.items() if re.search(r"import_module\(|__import__\(", text)]
+    assert hiding == sorted(IMPORTS_BY_NAME)
 
 
 def test_pytests_process_imports_no_torch() -> None:
