@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     import argparse
@@ -120,7 +120,7 @@ class CaseRules:
 
 
 class FeatureOptions:
-    """What the options of one feature ask of a run: the class of their values overrides what they change."""
+    """What the options of one feature ask of a run: a subclass in its `plugin.py` overrides what they change."""
 
     suite_file = "test_attention.py"  # the file of the shipped suite that runs
     only_tests: tuple[str, ...] = ()  # the only tests of that file
@@ -133,6 +133,12 @@ class FeatureOptions:
     header = ""  # the end of the first line of pytest's header
     why_nothing = "nothing ran"  # what a run without a result is told
     case_rules = CaseRules()
+
+    def __new__(cls, *_args: object, **_values: object) -> Self:
+        """Refuse an instance of this class itself, which would belong to no feature."""
+        if cls is FeatureOptions:
+            raise TypeError("FeatureOptions belongs to no feature; define a subclass in the feature's plugin.py")
+        return super().__new__(cls)
 
     @property
     def feature(self) -> str:

@@ -12,7 +12,7 @@ from pytest_fa.catalog import variant
 from pytest_fa.catalog.grammar import ARCH
 from pytest_fa.catalog.suites import DEFAULT_SUITE, SUITES
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import OptionRow, features
+from pytest_fa.feature import CaseRules, FeatureOptions, OptionRow, features
 from pytest_fa.features.sanitize.plugin import TOOLS
 from pytest_fa.options import options, values
 from pytest_fa.options.flags import RUN_OPTIONS, all_options
@@ -459,3 +459,10 @@ def test_the_default_cache_is_absolute(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("PYTEST_FA_CACHE", raising=False)
     monkeypatch.setenv(name, "kept")
     assert options.default_cache().is_relative_to(tmp_path / "kept")
+
+
+def test_options_belong_to_a_feature() -> None:
+    """The base class of the features' options has no instances, which would belong to no feature."""
+    with pytest.raises(TypeError, match="define a subclass in the feature's plugin"):
+        FeatureOptions()
+    assert CaseRules() == FeatureOptions.case_rules
