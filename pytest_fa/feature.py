@@ -195,6 +195,11 @@ class Feature:
         """A module of the feature's folder, imported."""
         return importlib.import_module(f"{FOLDER}.{self.name}.{name}")
 
+    def named(self, place: str) -> Any:  # noqa: ANN401  # a type
+        """What `module:name` names in the feature's folder."""
+        module, _, name = place.partition(":")
+        return getattr(self.module(module), name)
+
 
 FOLDER = "pytest_fa.features"
 

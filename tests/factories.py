@@ -17,10 +17,12 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Arch, Entry, EntryKind, Limits, Role, Supports, Variant
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Advisory, Build, Kernel
+from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.checks import Bound, Check, Repeats
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import SCHEMA, STAGES, Environment, Record, RecordKind, Source, Stage
 from pytest_fa.records.timing import Agreement, Clocks, LaunchedKernel, OutsideTime, Speed, Timing
+from pytest_fa.wire.jobs import CaseJob
 
 if TYPE_CHECKING:
     from hypothesis import settings
@@ -227,6 +229,30 @@ BARE = msgspec.structs.replace(
     environment=Environment(None, None, None, None, None, "3.12.1", "Linux 6", "a CPU", "0.1.0"),
     source=Source(None, None, "no git"),
 )
+
+# -- a GPU ------------------------------------------------------------------------------------------------------------
+
+ENVIRONMENT = Environment("NVIDIA H200", "9.0", "580", "13.0", "2.11", "3.12.1", "Linux 6", "a CPU", "0.1.0")
+CEILINGS = Ceilings(
+    copy_gb_per_s=4000.0,
+    matmul_tflops={"fp16": 800.0},
+    empty_launch_us=0.6,
+    timings={"copy": Timing("graph of 10 calls", (1.0, 1.1), 1.05, 10)},
+    clocks_during=None,
+    environment=ENVIRONMENT,
+    source=Source(None, None, "no git"),
+    measured_at="2026-01-01T00:00:00+00:00",
+)
+
+
+# -- a job ------------------------------------------------------------------------------------------------------------
+
+
+def cpu_job(variant: Variant, case: str, **fields: Any) -> CaseJob:
+    """A job that judges a variant on the CPU, with other values of these fields."""
+    job = CaseJob(variant, parse_case(case), None, "cpu", "same_precision", checks_output=True, time=False)
+    return msgspec.structs.replace(job, **fields)
+
 
 # -- minimal records --------------------------------------------------------------------------------------------------
 

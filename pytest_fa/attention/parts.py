@@ -135,8 +135,8 @@ def _with_other_masks(inputs: CallInputs, part: Part, hide: Hide) -> Hide:
 
 def _with_other_scores(inputs: CallInputs, part: Part, score: ChangeScores) -> ChangeScores:
     def changed(scores: torch.Tensor, positions: Positions) -> torch.Tensor:
-        for each in PARTS:
-            scores = score(scores, positions) if each is part else each.scores(inputs, scores, positions)
+        for other in PARTS:
+            scores = score(scores, positions) if other is part else other.scores(inputs, scores, positions)
         return scores
 
     return changed

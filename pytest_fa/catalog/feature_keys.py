@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
-from pytest_fa.feature import FEATURES, Feature, features
+from pytest_fa.feature import FEATURES, features
 
 if TYPE_CHECKING:
     from pytest_fa.catalog.variant import Variant
@@ -43,7 +43,7 @@ class FeatureKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @functools.cache
 def key_types() -> dict[str, type[FeatureKey]]:
     """The type of each key of a feature, by the name of the feature."""
-    return {feature.name: _type_of(feature) for feature in features() if feature.manifest_key}
+    return {feature.name: feature.named(feature.manifest_key) for feature in features() if feature.manifest_key}
 
 
 def values_of(variant: Variant) -> list[FeatureKey]:
@@ -71,17 +71,19 @@ def _moved(owner: Any, place: str) -> Any:  # noqa: ANN401  # any YAML value
         raise msgspec.ValidationError(f"Object contains unknown field `{FIELD}` - at `{place}`")
     absent = set(FEATURES) - {feature.name for feature in features()}
     owned = {key: value for key, value in owner.items() if key in key_types() or key in absent}
-    values = {key: _value(key, value, f"{place}.{key}") for key, value in owned.items() if value is not None}
+    values = {
+        key: converted(value, key_types()[key] | None, f"{place}.{key}") if key in key_types() else value
+        for key, value in owned.items()
+        if value is not None
+    }
     others = {key: value for key, value in owner.items() if key not in owned}
     return {**others, FIELD: values} if values else others
 
 
-def _value(key: str, value: Any, place: str) -> Any:  # noqa: ANN401  # any YAML value
-    """The value of a key with its type.  Raises `msgspec.ValidationError` with the place in the manifest."""
-    if key not in key_types():
-        return value
+def converted(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401  # any value of YAML or JSON, and any type
+    """The value with its type.  Raises `msgspec.ValidationError` with its place, such as `$.added.gate`."""
     try:
-        return msgspec.convert(value, key_types()[key] | None, strict=True)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as problem:
         text = str(problem)
         placed = text.replace("`$", f"`{place}", 1) if "`$" in text else f"{text} - at `{place}`"
@@ -91,9 +93,3 @@ def _value(key: str, value: Any, place: str) -> Any:  # noqa: ANN401  # any YAML
 def problem_of(variant: Variant) -> str | None:
     """The first problem of the keys of features; None if there is none."""
     return next((problem for value in values_of(variant) if (problem := value.problem(variant))), None)
-
-
-def _type_of(feature: Feature) -> type[FeatureKey]:
-    module, _, name = feature.manifest_key.partition(":")
-    found: type[FeatureKey] = getattr(feature.module(module), name)
-    return found

@@ -84,13 +84,14 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Prepare for a test that uses a fixture of this plugin; parametrize it if that is one of variants or cases."""
     names = set(metafunc.fixturenames)
-    of_features = {name for feature in features() for name in feature.fixtures}
-    if names & {*OTHER_FIXTURES, *PARAMETERS, *of_features}:
-        run = kernel_run_of(metafunc.config)
-        if "fa_run" in names:
-            run.offer_run_methods(metafunc.definition)
-    if names & {*PARAMETERS, *of_features}:
-        kernel_run_of(metafunc.config).parametrize(metafunc)
+    parameters = {*PARAMETERS, *(name for feature in features() for name in feature.fixtures)}
+    if not names & {*OTHER_FIXTURES, *parameters}:
+        return
+    run = kernel_run_of(metafunc.config)
+    if "fa_run" in names:
+        run.offer_run_methods(metafunc.definition)
+    if names & parameters:
+        run.parametrize(metafunc)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

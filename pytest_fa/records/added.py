@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 
 import msgspec
 
-from pytest_fa.feature import Feature, features
+from pytest_fa.feature import features
 from pytest_fa.records.record import Record, RecordKind
 
 
@@ -90,7 +90,7 @@ class Added(msgspec.Struct, frozen=True):
 @functools.cache
 def added_types() -> dict[str, type[Added]]:
     """The type of what each feature adds to a record, by the name of the feature."""
-    return {feature.name: _type_of(feature) for feature in features() if feature.added}
+    return {feature.name: feature.named(feature.added) for feature in features() if feature.added}
 
 
 def added_kinds(*, spans_cases: bool | None = None) -> tuple[RecordKind, ...]:
@@ -101,9 +101,3 @@ def added_kinds(*, spans_cases: bool | None = None) -> tuple[RecordKind, ...]:
 def added_to(record: Record) -> list[Added]:
     """What the features that are here added to a record."""
     return [value for value in record.added.values() if isinstance(value, Added)]
-
-
-def _type_of(feature: Feature) -> type[Added]:
-    module, _, name = feature.added.partition(":")
-    found: type[Added] = getattr(feature.module(module), name)
-    return found

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.feature_keys import converted
 from pytest_fa.errors import UsageProblem
-from pytest_fa.records.added import Added, added_kinds, added_types
+from pytest_fa.records.added import added_kinds, added_types
 from pytest_fa.records.compact import Content, completed, read_part
 from pytest_fa.records.record import JUDGED_KINDS, SCHEMA, Record, RecordKind, to_json
 from pytest_fa.records.text import printable_struct
@@ -75,16 +76,10 @@ def _convert(data: bytes | dict[str, Any]) -> Record:
 
 def _typed(added: Content) -> Content:
     """What features added, each with the type of its feature.  What an absent feature added stays as it is."""
-    return {name: _value_of(name, value) if name in _ADDED else value for name, value in added.items()}
-
-
-def _value_of(name: str, value: Any) -> Added:  # noqa: ANN401  # JSON
-    """What a feature added.  Raises `msgspec.ValidationError` with its place in the record."""
-    try:
-        return msgspec.convert(value, _ADDED[name])
-    except msgspec.ValidationError as problem:
-        text = str(problem) if "`$" in str(problem) else f"{problem} - at `$`"  # as msgspec says where it was
-        raise msgspec.ValidationError(text.replace("`$", f"`$.added.{name}", 1)) from None
+    return {
+        name: converted(value, _ADDED[name], f"$.added.{name}") if name in _ADDED else value
+        for name, value in added.items()
+    }
 
 
 def _require_schema(content: Any) -> None:  # noqa: ANN401  # any JSON

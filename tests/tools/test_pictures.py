@@ -13,14 +13,14 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.attention.dtypes import DTYPES
 from pytest_fa.catalog.suites import TARGET_SHAPE
-from pytest_fa.records.ceilings import Ceilings, write_ceilings
+from pytest_fa.records.ceilings import write_ceilings
 from pytest_fa.records.checks import Bound
 from pytest_fa.records.log import save_records
 from pytest_fa.records.outcome import Outcome
-from pytest_fa.records.record import Ablation, Environment, Record, Source
-from pytest_fa.records.timing import Agreement, Timing
+from pytest_fa.records.record import Ablation, Record
+from pytest_fa.records.timing import Agreement
 from pytest_fa.table.picture_style import apart
-from tests.factories import SMALL_SHAPE, check, record, speed
+from tests.factories import CEILINGS, ENVIRONMENT, SMALL_SHAPE, check, record, speed
 from tools.docs.error_picture import error_picture
 from tools.docs.ladder_picture import ladder_picture
 from tools.docs.long_picture import long_picture
@@ -32,17 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ENVIRONMENT = Environment("NVIDIA H200", "9.0", "580", "13.0", "2.11", "3.12.1", "Linux 6", "a CPU", "0.1.0")
-CEILINGS = Ceilings(
-    copy_gb_per_s=4000.0,
-    matmul_tflops={"fp16": 800.0},
-    empty_launch_us=0.6,
-    timings={"copy": Timing("graph of 10 calls", (1.0, 1.1), 1.05, 10)},
-    clocks_during=None,
-    environment=ENVIRONMENT,
-    source=Source(None, None, "no git"),
-    measured_at="2026-01-01T00:00:00+00:00",
-)
 ABLATIONS = {"without_pv": "P.V", "without_softmax": "softmax"}
 ROLES_AND_TIMES = {
     "slow": ("candidate", 100.0),

@@ -13,20 +13,8 @@ from pytest_fa.__main__ import main
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.records.ceilings import Ceilings, ceilings_path, read_ceilings, write_ceilings
 from pytest_fa.records.files import UnreadableRecords
-from pytest_fa.records.record import Environment, Source
-from pytest_fa.records.timing import Clocks, Timing
-
-ENVIRONMENT = Environment("NVIDIA H200", "9.0", "580", "13.0", "2.11", "3.12.1", "Linux 6", "a CPU", "0.1.0")
-CEILINGS = Ceilings(
-    copy_gb_per_s=4000.0,
-    matmul_tflops={"fp16": 800.0},
-    empty_launch_us=0.6,
-    timings={"copy": Timing("graph of 10 calls", (1.0, 1.1), 1.05, 10)},
-    clocks_during=None,
-    environment=ENVIRONMENT,
-    source=Source(None, None, "no git"),
-    measured_at="2026-01-01T00:00:00+00:00",
-)
+from pytest_fa.records.timing import Clocks
+from tests.factories import CEILINGS
 
 
 def test_ceilings_are_saved_by_gpu(tmp_path: Path) -> None:

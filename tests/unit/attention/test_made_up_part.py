@@ -26,8 +26,8 @@ from pytest_fa.errors import ManifestError, UsageProblem
 from pytest_fa.features.api.this_process import forward_of
 from pytest_fa.gpu.inputs import make_inputs
 from pytest_fa.judge.pipeline import run_case
-from pytest_fa.wire.jobs import CaseJob, CaseResult
-from tests.factories import MANIFEST, PYTHON_SOURCE, WriteVariant
+from pytest_fa.wire.jobs import CaseResult
+from tests.factories import MANIFEST, PYTHON_SOURCE, WriteVariant, cpu_job
 from tests.projects import NewProject
 from tests.unit.attention.even_bias import PART
 from tools.docs import list_block
@@ -70,19 +70,7 @@ def variant_of(write_variant: WriteVariant, tmp_path: Path) -> VariantOf:
 
 def judged(variant: Variant, case: str, property_name: str | None = None) -> CaseResult:
     """The result of one case on the CPU."""
-    return run_case(
-        CaseJob(
-            variant=variant,
-            case=parse_case(case),
-            library=None,
-            device="cpu",
-            policy="same_precision",
-            checks_output=True,
-            time=False,
-            repeats=2,
-            property_name=property_name,
-        )
-    )
+    return run_case(cpu_job(variant, case, repeats=2, property_name=property_name))
 
 
 # -- the case ---------------------------------------------------------------------------------------------------------

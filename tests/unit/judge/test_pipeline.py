@@ -30,7 +30,7 @@ from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.wire import jobs
 from pytest_fa.wire.jobs import CaseJob, CaseResult, Progress
 from pytest_fa.wire.stages import JUDGE_SECONDS, WORK_LIMIT_SECONDS
-from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant, cpu_job
 
 CASE = "b1h2s64d64-fp16-seed0"
 ELEMENTS = 2 * 64 * 64
@@ -54,16 +54,7 @@ def job_of(write_variant: WriteVariant, tmp_path: Path) -> JobOf:
     def make(source: str = PYTHON_SOURCE, *, more: str = "", case: str = CASE, **fields: Any) -> CaseJob:
         folder = write_variant("entry_of_a_test", manifest=PYTHON_MANIFEST + more, **{"entry.py": source})
         (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
-        plain = CaseJob(
-            variant=variant,
-            case=parse_case(case),
-            library=None,
-            device="cpu",
-            policy="same_precision",
-            checks_output=True,
-            time=False,
-        )
-        return msgspec.structs.replace(plain, **fields)
+        return cpu_job(variant, case, **fields)
 
     return make
 

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.host import client, fork_server
 from pytest_fa.host.client import WorkerError, Workers
@@ -26,7 +25,7 @@ from pytest_fa.records.timing import Clocks, LaunchedKernel, Speed, Timing
 from pytest_fa.server import __main__ as program
 from pytest_fa.wire import jobs
 from pytest_fa.wire.jobs import CaseJob, CaseResult
-from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant, cpu_job
 from tests.worker_jobs import is_running
 
 CASE = "b1h2s64d64-fp16-seed0"
@@ -74,16 +73,7 @@ def job_of(write_variant: WriteVariant, tmp_path: Path) -> JobOf:
         name = "good" if lines == "pass" else name
         folder = write_variant(name, manifest=PYTHON_MANIFEST, **{"entry.py": source})
         (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
-        plain = CaseJob(
-            variant=variant,
-            case=parse_case(CASE),
-            library=None,
-            device="cpu",
-            policy="same_precision",
-            checks_output=True,
-            time=False,
-        )
-        return msgspec.structs.replace(plain, **fields)
+        return cpu_job(variant, CASE, **fields)
 
     return make
 
