@@ -169,6 +169,10 @@ class Part:
         """The fields of a case that needs a claim; `heads` is the number of its heads."""
         return {self.tokens[0].field: claim}
 
+    def fields_in_turn(self, claim: Any, heads: int) -> tuple[Mapping[str, Any], ...]:  # one of `claims`
+        """Fields of cases that need a claim, of which several are judged because mistakes depend on them."""
+        return (self.fields_with(claim, heads),)
+
     def needs_two_lengths(self, claim: Any) -> bool:  # noqa: ARG002  # one of `claims`
         """Whether a claim shows only in cases whose numbers of queries and keys differ."""
         return False

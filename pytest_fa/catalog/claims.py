@@ -8,7 +8,9 @@ the cases that are judged.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +26,10 @@ QUERIES = 150  # more than two tiles of 64, and not a multiple of a tile
 FEWER = 77  # the other length under a bottom-right mask
 HEADS = 4
 BATCH = 2
+# Queries and keys of the cases that judge lengths.  The keys leave 31, 1, 33, 1 and 63 after tiles of 64.
+LENGTHS = ((1, 1055), (31, 129), (127, 161), (193, 65), (65, 63))
+MANY_KEYS = 1024
+LEAST_VISIBLE = 0.5  # of the pairs that the claim with most of them sees; a mask hides what a length shows
 
 
 class Claim(NamedTuple):
@@ -41,18 +47,30 @@ class Claim(NamedTuple):
     @property
     def pairs(self) -> frozenset[tuple[tuple[int, object], ...]]:
         """Any two of the values, each with its place."""
-        return frozenset(itertools.combinations(enumerate(self.flat), 2))
+        return frozenset(itertools.combinations(self.placed, 2))
+
+    @property
+    def placed(self) -> tuple[tuple[int, object], ...]:
+        """The values, each with its place."""
+        return tuple(enumerate(self.flat))
+
+    @property
+    def special(self) -> int:
+        """How many parts have another value than a plain case."""
+        return sum(value != part.claims[0] for part, value in self._by_part())
 
     @property
     def needs_two_lengths(self) -> bool:
         """Whether it shows only in a case whose numbers of queries and keys differ."""
         return any(part.needs_two_lengths(value) for part, value in self._by_part())
 
-    def applied_to(self, case: Case) -> Case:
-        """The case with these values, and as many heads as they need."""
+    def applied_to(self, case: Case, turn: int | None = None) -> Case:
+        """The case with these values, and as many heads as they need; `turn` chooses one of `Part.fields_in_turn`."""
         case = case.with_dtype(self.dtype)
         for part, value in self._by_part():
-            case = case.with_fields(part.fields_with(value, case.heads))
+            in_turn = part.fields_in_turn(value, case.heads)
+            plain = part.fields_with(value, case.heads)
+            case = case.with_fields(plain if turn is None else in_turn[turn % len(in_turn)])
         return case.with_fields({"head_dim": self.head_dim})
 
     def _by_part(self) -> Iterable[tuple[Part, object]]:
@@ -93,23 +111,46 @@ def covering(claims: Iterable[Claim], judged: Iterable[Claim] = ()) -> list[Clai
 def claim_cases(variant: Variant, judged: Iterable[Case], seed: int = 0, dtypes: tuple[str, ...] = ()) -> list[Case]:
     """The cases that judge, beside the cases `judged`, all that a candidate's manifest supports.
 
-    The lengths are such that tiles are cut off.  Under a bottom-right mask there are in turn more keys than queries and
-    fewer, so that some queries see no key.  A variant that supports `seq_k_min: 0` has a case without keys, and one
-    that supports e4m3 has cases with heads of zeros, outliers and tiny descales.  Variants of other roles, and those
-    with cases of their own, have none.
+    The lengths are such that tiles are cut off.  Under a bottom-right mask there are more keys than queries in one case
+    and fewer in another, so that some queries see no key.  The cases of `LENGTHS` follow.  A variant that supports
+    `seq_k_min: 0` has a case without keys, and one that supports e4m3 has cases with heads of zeros, outliers and tiny
+    descales.  Variants of other roles, and those with cases of their own, have none.
     """
     if variant.role != "candidate" or variant.cases:
         return []
     accepted = [case for case in judged if not variant.refuses(case)]
     chosen = covering(claims_of(variant, dtypes), map(claim_of, accepted))
-    has_fewer_keys = itertools.cycle((False, True))
-    cases = [
-        case_of(variant, claim, seed, fewer_keys=claim.needs_two_lengths and next(has_fewer_keys)) for claim in chosen
-    ]
-    has_keys = variant.supports.seq_k_min > 0 or any(case.seq_k == 0 for case in accepted)
+    two_lengths = [claim for claim in claims_of(variant, dtypes) if claim.needs_two_lengths]
+    of_two = [claim for claim in chosen if claim.needs_two_lengths] or two_lengths[:1]
+    if len(of_two) == 1:
+        of_two *= 2
+    of_one = [claim for claim in chosen if not claim.needs_two_lengths]
+    cases = [case_of(variant, claim, seed) for claim in of_one]
+    cases += [case_of(variant, claim, seed, fewer_keys=bool(place % 2)) for place, claim in enumerate(of_two)]
+    supports = variant.supports
+    has_keys = supports.seq_k_min > 0 or supports.self_attention_only or any(case.seq_k == 0 for case in accepted)
     first = [] if has_keys else claims_of(variant, dtypes)[:1]
     special = _special_cases(variant, accepted, seed, dtypes)
-    return [*cases, *(case_of(variant, claim, seed, keys=0) for claim in first), *special]
+    without_keys = (case_of(variant, claim, seed, keys=0) for claim in first)
+    return list(dict.fromkeys((*cases, *length_cases(variant, seed, dtypes), *without_keys, *special)))
+
+
+def length_cases(variant: Variant, seed: int = 0, dtypes: tuple[str, ...] = ()) -> list[Case]:
+    """A case of each of `LENGTHS`, as far as the variant supports it, with what it claims in turn.
+
+    A claim whose mask hides most keys of these lengths is left out.
+    """
+    claims, used, cases = claims_of(variant, dtypes), Counter[object](), list[Case]()
+    for turn, lengths in enumerate(LENGTHS):
+        seq_q, seq_k = least_lengths(variant, *lengths)
+        possible = {claim: _sized(variant, claim, seq_q, seq_k, seed, turn // 2) for claim in claims}
+        most = max((case.visible_pairs for case in possible.values()), default=0)
+        fitting = [claim for claim, case in possible.items() if case.visible_pairs >= LEAST_VISIBLE * most]
+        if fitting:
+            chosen = max(fitting, key=lambda claim: (-sum(used[value] for value in claim.placed), claim.special))
+            used.update(chosen.placed)
+            cases.append(possible[chosen])
+    return cases
 
 
 def case_of(
@@ -119,9 +160,13 @@ def case_of(
     shorter = FEWER if claim.needs_two_lengths else QUERIES
     lengths = (QUERIES, shorter) if fewer_keys else (shorter, QUERIES)
     seq_q, seq_k = least_lengths(variant, *lengths)
-    seq_k = seq_k if keys is None else keys
+    return _sized(variant, claim, seq_q, seq_k if keys is None else keys, seed)
+
+
+def _sized(variant: Variant, claim: Claim, seq_q: int, seq_k: int, seed: int, turn: int | None = None) -> Case:
+    """A case of these lengths with the values of a claim."""
     plain = plain_case(BATCH, HEADS, seq_q, claim.head_dim, claim.dtype, seed, seq_k=seq_k)
-    return claim.applied_to(plain.computing(variant.computes)).with_fields(
+    return claim.applied_to(plain.computing(variant.computes), turn).with_fields(
         {"fp8_out": variant.supports.fp8_out_of(claim.dtype)}
     )
 
@@ -138,9 +183,15 @@ def _special_cases(variant: Variant, judged: list[Case], seed: int, dtypes: tupl
 
 
 def least_lengths(variant: Variant, queries: int, keys: int | None = None) -> tuple[int, int]:
-    """Return the smallest supported numbers of queries and of keys that are at least these."""
+    """Return the smallest supported numbers of queries and of keys that are at least these.
+
+    Where they must be equal, both are the number of keys.
+    """
     supports = variant.supports
     least_keys = max(queries if keys is None else keys, supports.seq_k_min)
+    if supports.self_attention_only:
+        both = _round_up(least_keys, math.lcm(supports.seq_q_multiple_of, supports.seq_k_multiple_of))
+        return both, both
     return _round_up(queries, supports.seq_q_multiple_of), _round_up(least_keys, supports.seq_k_multiple_of)
 
 
@@ -159,9 +210,10 @@ class Unjudged(NamedTuple):
 
 
 def unjudged(variant: Variant, judged: Iterable[Case]) -> list[Unjudged]:
-    """What a candidate's manifest supports and no case of `judged` has: dtype and head_dim, masks, layouts, groups."""
+    """What a candidate's manifest supports and no case of `judged` has, also kinds of lengths."""
     if variant.role != "candidate" or variant.cases:
         return []
+    judged = list(judged)
     known, claims = {claim_of(case) for case in judged}, claims_of(variant)
     kinds: list[tuple[Callable[[Claim], object], Callable[[Claim], Unjudged]]] = [
         (lambda claim: claim[:2], lambda claim: Unjudged(f"{claim.dtype} at D = {claim.head_dim}", claim.dtype)),
@@ -171,7 +223,23 @@ def unjudged(variant: Variant, judged: Iterable[Case]) -> list[Unjudged]:
     for value_of, in_words in kinds:
         values = {value_of(claim) for claim in known}
         missing.update(dict.fromkeys(in_words(claim) for claim in claims if value_of(claim) not in values))
-    return list(missing)
+    return [*missing, *map(Unjudged, _unjudged_lengths(variant, judged))]
+
+
+def _unjudged_lengths(variant: Variant, judged: list[Case]) -> Iterator[str]:
+    """The kinds of lengths that a variant supports and no case of `judged` has, in words."""
+    supports = variant.supports
+    kinds: dict[str, Callable[[int, int], bool]] = {
+        "one query": lambda queries, _: queries == 1,
+        "fewer queries than keys": lambda queries, keys: queries < keys,
+        "more queries than keys": lambda queries, keys: queries > keys,
+        "more than 1,024 keys": lambda _, keys: keys > MANY_KEYS,
+    }
+    if supports.self_attention_only:
+        kinds = {"more than 1,024 keys": kinds["more than 1,024 keys"]}
+    if supports.seq_q_multiple_of > 1:
+        kinds.pop("one query", None)
+    yield from (words for words, is_one in kinds.items() if not any(is_one(case.seq_q, case.seq_k) for case in judged))
 
 
 def _kind_of(place: int, part: Part) -> tuple[Callable[[Claim], object], Callable[[Claim], Unjudged]]:

@@ -7,17 +7,21 @@ import msgspec
 from pytest_fa.attention import parts
 from pytest_fa.catalog.case import Case, plain_case
 from pytest_fa.catalog.claims import FEWER, claims_of, covering, least_lengths
-from pytest_fa.catalog.variant import Device, Variant
+from pytest_fa.catalog.variant import Device, StrideRule, Variant
 
 # Name to promise.  `judge.properties` has the code; docs/correctness.md repeats the texts.
 PROPERTIES: dict[str, str] = {
-    "hard_data": "results are correct for large scores, one-hot rows, ones in V, shifted and permuted keys",
+    "hard_data": "results are correct for large, very negative and equal scores, one-hot rows, values near the ends of "
+    "the dtype's range, ones in V, shifted and permuted keys",
     "zero_scale": "with scale 0, the output is the mean of the rows of V (for scores: zero), or the call is refused",
     "negative_scale": "a negative scale gives the correct result, or is refused",
     "head_independence": "other data in one head changes no bit in the output of the other heads",
-    "contained_nan": "a NaN in one head changes no other head's output; a row with a NaN score has a NaN log-sum-exp",
+    "contained_nan": "a NaN in one head changes no other head's output; a row that sees a NaN is NaN in every output",
     "padded_rows": "rows with padding between them are read and written correctly, or refused",
+    "unaligned_rows": "rows that are 4 elements further apart than their length are read and written correctly",
+    "different_strides": "tensors that each have strides of their own are read and written correctly, or refused",
     "expanded_heads": "K and V with a head stride of zero are read correctly, or refused",
+    "expanded_batch": "K and V with a batch stride of zero are read correctly, or refused",
     "offset_pointers": "pointers that are offset by one element or 8 bytes are read and written correctly, or refused",
     "new_data": "new data at the same address gives a new result",
     "new_shape": "another shape at the same address gives the correct result for that shape",
@@ -25,10 +29,23 @@ PROPERTIES: dict[str, str] = {
     "graph_capture": "a captured call computes a new result at each replay",
     "first_call_in_capture": "the first call of a process can be captured in a CUDA graph",
     "many_heads": "all of 65,537 heads are computed",
-    "far_offsets": "elements at offsets past 2^31 are read correctly",
+    "many_batches": "all of 65,537 batches are computed",
+    "many_queries": "all of 65,537 queries are computed",
+    "far_offsets": "rows, heads and batches past 2^31 elements are read and written correctly",
     "other_device": "tensors on a GPU that is not the current device are computed on that GPU",
 }
-ON_GPU = frozenset(("streams", "graph_capture", "first_call_in_capture", "many_heads", "far_offsets", "other_device"))
+ON_GPU = frozenset(
+    (
+        "streams",
+        "graph_capture",
+        "first_call_in_capture",
+        "many_heads",
+        "many_batches",
+        "many_queries",
+        "far_offsets",
+        "other_device",
+    )
+)
 
 # Properties of softmax weights and values, which a variant that computes only scores does not have.
 ATTENTION_ONLY = frozenset(("hard_data",))
@@ -40,14 +57,31 @@ MAY_REFUSE = frozenset(
         "zero_scale",
         "negative_scale",
         "padded_rows",
+        "different_strides",
         "expanded_heads",
+        "expanded_batch",
         "offset_pointers",
         "new_shape",
         "many_heads",
+        "many_batches",
+        "many_queries",
         "far_offsets",
         "other_device",
     )
 )
+
+# The strides that a property needs; a variant that declares less is not judged by it.
+STRIDES_OF: dict[str, StrideRule] = {
+    "padded_rows": "equal",
+    "unaligned_rows": "any",
+    "different_strides": "aligned16",
+    "expanded_heads": "equal",
+    "expanded_batch": "equal",
+    "offset_pointers": "any",
+    "far_offsets": "equal",
+}
+SCALED = frozenset(("zero_scale", "negative_scale"))  # with another scale than 1 / sqrt(D)
+ON_OTHER_STREAMS = frozenset(("streams", "graph_capture", "first_call_in_capture"))
 
 # Properties that merge batches with heads, which the layout bshd does not allow.
 NEEDS_BHSD = frozenset(("new_shape",))
@@ -98,3 +132,15 @@ def applies(name: str, variant: Variant, device: Device) -> bool:
     if name == "first_call_in_capture" and variant.entry.kind != "cuda":
         return False
     return device == "cuda" or name not in ON_GPU
+
+
+def declared_against(name: str, variant: Variant) -> str | None:
+    """Return what the manifest declares because of which a property is not judged, such as `fixed_scale: true`."""
+    supports = variant.supports
+    if name in STRIDES_OF and not supports.allows_strides(STRIDES_OF[name]):
+        return f"strides: {supports.strides}"
+    if supports.fixed_scale and name in SCALED:
+        return "fixed_scale: true"
+    if supports.default_stream_only and name in ON_OTHER_STREAMS:
+        return "default_stream_only: true"
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -22,6 +22,7 @@ Device = Literal["cuda", "cpu"]
 Arch = Annotated[str, msgspec.Meta(pattern=rf"^{ARCH}\Z")]  # such as sm_80, sm_90a or sm_120f
 Target = Annotated[str, msgspec.Meta(pattern=rf"^({ARCH}|host)\Z")]  # `host`: an extension without CUDA sources
 Tolerance = Literal["same_precision", "absolute", "fp8"]
+StrideRule = Literal["any", "aligned16", "equal", "dense"]  # each allows less than the one before
 
 
 def tolerance_for(tolerance: Tolerance, dtype: str) -> Tolerance:
@@ -47,6 +48,11 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `fp8_out` lists the dtypes of the output for inputs in e4m3; for other inputs it has no meaning.  `more` has the
     keys of the parts of attention without a field here, and the claimed values of each (`catalog.manifest` moves them).
+
+    The last four say what a kernel assumes about its calls.  `strides`: `aligned16`, every row begins at a multiple of
+    16 bytes; `equal`, in addition K and V have equal strides, and the output has q's; `dense`, in addition no tensor
+    has gaps.  `self_attention_only`: there are as many keys as queries.  `fixed_scale`: the scale is 1 / sqrt(D).
+    `default_stream_only`: it launches on the legacy default stream, whichever stream is current.
     """
 
     dtype: Annotated[tuple[Dtype, ...], SOME] = ("fp16",)
@@ -59,6 +65,10 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seq_k_multiple_of: Annotated[int, msgspec.Meta(ge=1)] = 1
     seq_k_min: Count = 1
     fp8_out: Annotated[tuple[OutDtype, ...], SOME] = ("fp16",)
+    strides: StrideRule = "any"
+    self_attention_only: bool = False
+    fixed_scale: bool = False
+    default_stream_only: bool = False
     more: tuple[tuple[str, tuple[str | int | float | bool | None, ...]], ...] = ()
 
     def values_of(self, key: str, default: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -74,6 +84,11 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         fields = {key: claim for key, claim in claims.items() if key in self.__struct_fields__}
         more = tuple((key, claim) for key, claim in claims.items() if key not in fields)
         return msgspec.structs.replace(self, dtype=(case.dtype,), head_dim=(case.head_dim,), **fields, more=more)
+
+    def allows_strides(self, strides: StrideRule) -> bool:
+        """Whether tensors may have strides of this kind."""
+        order = get_args(StrideRule)
+        return order.index(strides) >= order.index(self.strides)
 
     def fp8_out_of(self, dtype: str) -> OutDtype:
         """Return `Case.fp8_out` of a supported case of this dtype."""
@@ -277,6 +292,8 @@ class Variant(msgspec.Struct, frozen=True):
             multiple = getattr(supports, f"{field}_multiple_of")
             if getattr(case, field) % multiple:
                 yield f"{field} is {getattr(case, field)}, supports multiples of {multiple}"
+        if supports.self_attention_only and case.seq_q != case.seq_k:
+            yield f"seq_q is {case.seq_q} and seq_k {case.seq_k}, supports equal lengths (self_attention_only: true)"
         if case.seq_k < supports.seq_k_min:
             yield f"seq_k is {case.seq_k}, supports {supports.seq_k_min} and more"
 

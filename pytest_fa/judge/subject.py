@@ -89,6 +89,10 @@ class PropertySubject:
         """The further outputs that the variant returns."""
         return self.variant.returns[1:]
 
+    def exact(self, inputs: Inputs) -> torch.Tensor:
+        """The true output, [batch, heads, seq_q, head_dim or seq_k] float64."""
+        return self._truths.truth_of(self.computes, inputs, self.variant.rounds, self._policy).out
+
     def exact_rows(self, output: str, inputs: Inputs) -> torch.Tensor:
         """The true values of a further output, [batch, heads, seq_q] float64."""
         return self._row_truth_of(output, inputs).exact

@@ -13,7 +13,7 @@ import msgspec
 
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.properties import MAY_REFUSE, applies, case_of_property
+from pytest_fa.catalog.properties import MAY_REFUSE, applies, case_of_property, declared_against
 from pytest_fa.catalog.variant import Device, Tolerance, Variant, tolerance_for
 from pytest_fa.host.client import Workers
 from pytest_fa.host.job_output import Live
@@ -135,6 +135,8 @@ class CaseRunner:
         device = variant.device_for(gpu=find_gpu() is not None)
         if device and not applies(name, variant, device):
             raise Refused(f"property {name} does not apply to {variant.name} on {device}")
+        if declared := declared_against(name, variant):
+            raise Refused(f"{variant.name}: {name} is not judged: the manifest declares supports.{declared}")
         case = self.case_of_property(variant, name)
         if self.policy_of(variant, case) == "absolute" and case.dtype != "fp16":
             raise Refused(

@@ -172,8 +172,8 @@ def property_lines(records: list[Record]) -> list[str]:
 def claim_lines(records: list[Record]) -> list[str]:
     """How many outputs are right at cases that were added for what manifests claim; no line if there are none."""
     outcomes = [record.outcome for record in records if record.is_claim and record.outcome != Outcome.NOT_BUILT]
-    counts = f"{outcomes.count(Outcome.OK)} of {len(outcomes)}"
-    return [f"claims: {counts} other dtypes, head_dims, masks, layouts and groupings are right"] if outcomes else []
+    others = "other lengths, dtypes, head_dims, masks, layouts and groupings are right"
+    return [f"claims: {outcomes.count(Outcome.OK)} of {len(outcomes)} {others}"] if outcomes else []
 
 
 def headline(record: Record) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pytest_fa.catalog.case import GRAMMAR
+from pytest_fa.catalog.claims import LENGTHS
 from pytest_fa.catalog.suites import SUITES
 from tests.factories import MANIFEST
 from tests.projects import CASE, COMPANIONS, ONE_CASE, SHAPE, NewProject, Project, cases_of
@@ -42,7 +45,11 @@ def test_ids_name_variant_and_case(pair: Project) -> None:
 def test_default_is_the_history_suite(pair: Project) -> None:
     """Without options, the four shapes of suite `history` run with three seeds each, and then the variant's claims."""
     shapes = ["b1h2s64d64-fp16", "b1h4s128d64-fp16", "b1h8s512d64-fp16", "b2h2s64d64-fp16"]
-    assert checked(pair) == [*(f"{shape}-seed{seed}" for shape in shapes for seed in range(3)), *CLAIMS]
+    suite = [f"{shape}-seed{seed}" for shape in shapes for seed in range(3)]
+    checked_cases = checked(pair)
+    assert checked_cases[: len(suite) + len(CLAIMS)] == [*suite, *CLAIMS]
+    lengths = [re.match(r"b2h4s(\d+)d\d+-\w+?-sk(\d+)", case) for case in checked_cases[len(suite) + len(CLAIMS) :]]
+    assert [tuple(map(int, match.groups())) for match in lengths if match] == list(LENGTHS)
 
 
 def test_one_seed_is_timed(pair: Project) -> None:
@@ -57,12 +64,12 @@ def test_one_seed_is_timed(pair: Project) -> None:
         3,
         [
             ("smoke", 3),
-            ("history", 12 + len(CLAIMS)),
+            ("history", 12 + len(CLAIMS) + len(LENGTHS)),
             ("mission", 100),
             ("edge", 23),
             ("long", 24),
             ("decode", 20),
-            ("smoke,history", 14 + len(CLAIMS) - 1),
+            ("smoke,history", 14 + len(CLAIMS) + len(LENGTHS) - 1),
         ],
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_fa.catalog.claims import LENGTHS
 from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.records.log import save_records
 from pytest_fa.records.record import Environment
@@ -74,6 +75,9 @@ def test_named_variant_keeps_companions(trio: Project) -> None:
     assert ids == [f"test_correct[alpha-{CASE}]", *(f"test_speed[{name}-{SHAPE}]" for name in ("alpha", *COMPANIONS))]
 
 
+OF_ZERO = 1 + 12 + len(LENGTHS) + len(PROPERTIES)  # its build, the suite `history`, claims, properties
+
+
 def test_definition_reaches_the_build(trio: Project) -> None:
     """A variant with another definition is built under its own name."""
     ids = trio.ids(ONE_CASE, "--fa-variant=zero@BLOCK=32", "-k", "test_build")
@@ -83,7 +87,10 @@ def test_definition_reaches_the_build(trio: Project) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--fa-variant=zero"], f"{1 + 12 + len(PROPERTIES) + 4 * len(['zero', *COMPANIONS])} tests collected"),
+        (
+            ["--fa-variant=zero"],
+            f"{1 + 12 + len(LENGTHS) + len(PROPERTIES) + 4 * len(['zero', *COMPANIONS])} tests collected",
+        ),
         ([ONE_CASE, "--fa-variant=alpha"], "8/10 tests collected (2 deselected)"),
     ],
     ids=["compiled", "python"],

@@ -24,11 +24,16 @@ from pytest_fa.judge.properties.data import (
     zero_scale,
 )
 from pytest_fa.judge.properties.memory import (
+    different_strides,
+    expanded_batch,
     expanded_heads,
     far_offsets,
+    many_batches,
     many_heads,
+    many_queries,
     offset_pointers,
     padded_rows,
+    unaligned_rows,
 )
 from pytest_fa.judge.subject import PropertySubject
 
@@ -41,7 +46,10 @@ PROPERTIES: dict[str, Callable[[PropertySubject], None]] = {
         head_independence,
         contained_nan,
         padded_rows,
+        unaligned_rows,
+        different_strides,
         expanded_heads,
+        expanded_batch,
         offset_pointers,
         new_data,
         new_shape,
@@ -49,6 +57,8 @@ PROPERTIES: dict[str, Callable[[PropertySubject], None]] = {
         graph_capture,
         first_call_in_capture,
         many_heads,
+        many_batches,
+        many_queries,
         far_offsets,
         other_device,
     )

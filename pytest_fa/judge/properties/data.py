@@ -24,7 +24,11 @@ def hard_data(subject: PropertySubject) -> None:
     for name, changed, equivalent in (
         ("scores 30 times as large", subject.changed(inputs, lambda x: x._replace(q=x.q * 30)), None),
         ("scores -30 times as large", subject.changed(inputs, lambda x: x._replace(q=x.q * -30)), None),
+        ("one key 100 times as large", subject.changed(inputs, _with_huge_key), None),
+        ("pairs of equal keys", subject.changed(inputs, _with_pairs), None),
         ("one-hot rows", subject.changed(inputs, _one_hot), None),
+        *_far_below_zero(subject, inputs),
+        *_ends_of_range(subject, inputs),
         *_shifted(subject, inputs),
         *_reversed(inputs),
     ):
@@ -43,6 +47,71 @@ def hard_data(subject: PropertySubject) -> None:
 
 
 HardData = tuple[str, Inputs, Inputs | None]  # name, inputs, and inputs with the same exact result if these differ
+
+# A row maximum that starts at a finite number stays there if all scores are below it.
+FAR_BELOW = 16.0  # q and -k in all dims but two: scores of -256 sqrt(D)
+FREE_DIMS = 2
+GRID = 4  # steps in 1: float32 adds products of such numbers without an error
+FARTHEST_Q, FARTHEST_K = 128.0, -64.0  # scores of -8192 sqrt(D)
+FARTHEST_ROWS = 16  # one row of so many has them: weights of exactly 1 in each row would show errors of a fast exp
+NEAR_FP16_END, PAST_FP16_END = 62500.0, 200000.0
+PAST_FP16_Q = 2.0**18
+FP16_SUBNORMAL = 2.0**-17
+
+
+def _with_huge_key(inputs: Inputs) -> Inputs:
+    """The middle one of the keys is 100 times as large, so that its score is far above all others or far below."""
+    k = inputs.k.clone()
+    k[:, :, k.shape[2] // 2] *= 100
+    return inputs._replace(k=k)
+
+
+def _with_pairs(inputs: Inputs) -> Inputs:
+    """Each key with an odd number is that before it, so that most maxima occur twice."""
+    k = inputs.k.clone()
+    k[:, :, 1::2] = k[:, :, : k.shape[2] // 2 * 2 : 2]
+    return inputs._replace(k=k)
+
+
+def _far_below_zero(subject: PropertySubject, inputs: Inputs) -> Iterator[HardData]:
+    """Rows whose scores are all far below zero.
+
+    Numbers of e4m3 are too coarse for them, and scores that are rounded to the dtype may be infinite there.
+    """
+    if inputs.descales is not None or "s" in subject.variant.rounds or inputs.q.shape[3] <= FREE_DIMS:
+        return
+    dims = inputs.q.shape[3]
+    q, k = ((tensor * GRID).round() / GRID for tensor in (inputs.q, inputs.k))
+    q[..., FREE_DIMS:], k[..., FREE_DIMS:] = FAR_BELOW, -FAR_BELOW
+    score = -(FAR_BELOW**2) * (dims - FREE_DIMS) * inputs.scale
+    yield f"scores near {score:.0f}", inputs._replace(q=q, k=k), None
+    # In some rows, all scores are equal: a kernel that computes exp2(s * c - max * c) rounds max * c, so that the
+    # weights of two tiles with other maxima would not fit.
+    far_q, far_k = q.clone(), k.clone()
+    far_q[..., FREE_DIMS:], far_k[..., FREE_DIMS:] = 0.0, FARTHEST_K
+    far_q[:, :, ::FARTHEST_ROWS, :FREE_DIMS], far_q[:, :, ::FARTHEST_ROWS, FREE_DIMS:] = 0.0, FARTHEST_Q
+    score = FARTHEST_Q * FARTHEST_K * (dims - FREE_DIMS) * inputs.scale
+    yield f"rows with scores of {score:.0f}", inputs._replace(q=far_q, k=far_k), None
+
+
+def _ends_of_range(subject: PropertySubject, inputs: Inputs) -> Iterator[HardData]:
+    """Values near the ends of the range of fp16, or past them if the dtype allows it.
+
+    Rows are one-hot where the output has to be as large as V.
+    """
+    if inputs.descales is not None:
+        return
+    if inputs.q.dtype == torch.float16:
+        largest = NEAR_FP16_END
+        yield "V of subnormal numbers", inputs._replace(v=inputs.v * FP16_SUBNORMAL), None
+    else:
+        largest = PAST_FP16_END
+        larger_q = inputs._replace(q=inputs.q * PAST_FP16_Q, k=inputs.k / PAST_FP16_Q)  # the scores stay the same
+        yield f"q {PAST_FP16_Q:.0f} times as large", larger_q, inputs
+    one_hot = subject.changed(inputs, _one_hot)
+    signs = torch.where(inputs.v < 0, -largest, largest).to(inputs.v.dtype)
+    yield f"V of {largest:.0f}", inputs._replace(v=signs), None
+    yield f"one-hot rows and V of {largest:.0f}", one_hot._replace(v=signs), None
 
 
 def _one_hot(inputs: Inputs) -> Inputs:
@@ -113,9 +182,9 @@ def head_independence(subject: PropertySubject) -> None:
 
 
 def contained_nan(subject: PropertySubject) -> None:
-    """NaN in head 1 of V (for scores: of K) does not change a bit of the other heads' output.
+    """NaN in head 1 of V (for scores: of K) does not change a bit of the other heads' output, and head 1 becomes NaN.
 
-    The further outputs that the variant returns are NaN in each row with a NaN score.
+    Every output is NaN in each row that sees a key or a query with NaN.
     """
     inputs = subject.inputs()
     before = subject.call(inputs).clone()
@@ -124,31 +193,49 @@ def contained_nan(subject: PropertySubject) -> None:
     with_nan[:, 1] = float("nan")
     after = subject.call(inputs._replace(**{name: with_nan}))
     _require_same_in_other_heads("contained_nan", subject, inputs, before, after)
-    for output in subject.more_outputs:
-        _require_nan_rows(subject, inputs, output, "key")
-        _require_nan_rows(subject, inputs, output, "query")
-
-
-def _require_nan_rows(subject: PropertySubject, inputs: Inputs, output: str, what: str) -> None:
-    """Put a NaN into a key or a query of head 1.  Each row that sees it must have NaN in a further output.
-
-    Raises `WrongResult` if one has not.
-    A kernel that tests the row sum with `l > 0` returns -inf, as for a row that sees no key.  One that does not write
-    such a row is found by the bits of its NaN: they are those with which the output was filled.
-    """
+    sees_keys = subject.exact(inputs).ne(0).any(-1, keepdim=True)  # [batch, heads, seq_q, 1]
+    expected = subject.exact(inputs._replace(**{name: with_nan})).isnan() & sees_keys
+    _require_nan(after, expected, f"{name.upper()} of head 1")
     place = min(inputs.q.shape[2], inputs.k.shape[2]) // 2  # under each mask, there is a row that sees this key
-    with_nan = inputs._replace(q=inputs.q.clone(), k=inputs.k.clone())
-    (with_nan.k if what == "key" else with_nan.q)[:, 1, place] = float("nan")
-    rows = subject.call(with_nan).more[output]
+    for what in ("key", "query"):
+        changed = inputs._replace(q=inputs.q.clone(), k=inputs.k.clone())
+        (changed.k if what == "key" else changed.q)[:, 1, place] = float("nan")
+        output = subject.call(changed)
+        _require_nan(output, subject.exact(changed).isnan(), f"{what} {place} of head 1")
+        for more in subject.more_outputs:
+            _require_nan_rows(subject, changed, output, more, f"{what} {place} of head 1")
+
+
+def _require_nan(output: Output, expected: torch.Tensor, where: str) -> None:
+    """Raise `WrongResult` unless the output has NaN wherever `expected` is true.
+
+    A NaN that the kernel did not write is found by its bits: they are those with which the output was filled.
+    """
+    out = output.out
+    missing = expected & ~(out.isnan() & ~is_poison(out))
+    if not missing.any():
+        return
+    first = tuple(missing.nonzero()[0].tolist())
+    value = "not written" if is_poison(out)[first] else f"{float(out[first]):.6g}"
+    message = f"{int(missing.sum())} elements of the output are not NaN; element {first} is {value}"
+    raise WrongResult("contained_nan", f"contained_nan (NaN in {where}): {message}: the kernel hides a NaN")
+
+
+def _require_nan_rows(subject: PropertySubject, inputs: Inputs, output: Output, more: str, where: str) -> None:
+    """Raise `WrongResult` unless a further output has NaN in each row that sees a NaN of the inputs.
+
+    A kernel that tests the row sum with `l > 0` returns -inf, as for a row that sees no key.
+    """
+    rows = output.more[more]
     has_nan = rows.isnan() & ~is_poison(rows)
-    wrong = subject.exact_rows(output, with_nan).isnan() & ~has_nan  # [batch, heads, seq_q]
+    wrong = subject.exact_rows(more, inputs).isnan() & ~has_nan  # [batch, heads, seq_q]
     if not wrong.any():
         return
     row = tuple(wrong.nonzero()[0].tolist())
     value = "not written" if is_poison(rows)[row] else f"{float(rows[row]):.6g}"
-    message = f"the {parts.title_of(output)} of {int(wrong.sum())} rows is not NaN; in row {row} it is {value}"
+    message = f"the {parts.title_of(more)} of {int(wrong.sum())} rows is not NaN; in row {row} it is {value}"
     remedy = "test the row sum with `== 0`, not with `> 0`"
-    raise WrongResult("contained_nan", f"contained_nan (NaN in {what} {place} of head 1): {message}; {remedy}")
+    raise WrongResult("contained_nan", f"contained_nan (NaN in {where}): {message}; {remedy}")
 
 
 def _require_same_in_other_heads(

@@ -2,35 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
+from pytest_fa.attention.layout import stored
 from pytest_fa.catalog.claims import least_lengths
-from pytest_fa.errors import LacksMemory, UnsupportedCase
+from pytest_fa.errors import LacksMemory, UnsupportedCase, WrongResult
+from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.subject import PropertySubject
 
 FAR_ELEMENTS = 2**31 + 64
+FAR_SLACK_ELEMENTS = 2**20  # for what begins at `FAR_ELEMENTS`
 COPIES = 2  # of each tensor of a call: the judge's, and the one that the candidate sees
-MANY_HEADS = 2**16 + 1
-MANY_HEADS_SEQUENCE = 16
+MANY = 2**16 + 1
+MANY_SEQUENCE = 16
+ALIGNED_BYTES = 16
+UNALIGNED_ELEMENTS = 4
+KEYS_PAST_A_TILE = 129  # one key more than whole tiles of 32, 64 or 128
+
+Restride = Callable[[torch.Tensor], torch.Tensor]  # copies a tensor to memory with other strides
 
 
 def padded_rows(subject: PropertySubject) -> None:
-    """Outputs are right if each row of each tensor is followed by a row of NaN that belongs to no tensor."""
-    _require_right_in("padded_rows", subject, lambda tensor: _with_row_pitch(tensor, rows=2))
+    """Outputs are right if each row of each tensor is followed by NaN that belongs to no tensor.
+
+    The rows are two row lengths apart, or a row length and 16 bytes.
+    """
+    _require_right_in("padded_rows", subject, lambda tensor: _with_row_pitch(tensor, 2 * tensor.shape[3]))
+    _require_right_in("padded_rows", subject, lambda tensor: _with_row_pitch(tensor, tensor.shape[3] + _unit(tensor)))
+
+
+def unaligned_rows(subject: PropertySubject) -> None:
+    """Outputs are right if the rows of all tensors are 4 elements further apart than their length."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return _with_row_pitch(tensor, tensor.shape[3] + UNALIGNED_ELEMENTS)
+
+    try:
+        _require_right_in("unaligned_rows", subject, move)
+    except UnsupportedCase as reason:
+        remedy = "add `strides: aligned16` to `supports` if the kernel cannot read such rows"
+        raise WrongResult("unaligned_rows", f"unaligned_rows: refused: {reason}; {remedy}") from None
+
+
+def different_strides(subject: PropertySubject) -> None:
+    """Outputs are right if q, k, v and the output each have row, head and batch strides that no other tensor has."""
+    inputs = subject.inputs()
+    q, k, v = (_with_own_strides(tensor, place) for place, tensor in enumerate(inputs[:3]))
+    output = subject.output(inputs)
+    moved = output._replace(out=_with_own_strides(output.out, 3))
+    subject.require_right("different_strides", subject.call(inputs._replace(q=q, k=k, v=v), moved), inputs)
 
 
 def expanded_heads(subject: PropertySubject) -> None:
     """Outputs are right if all heads share one head of K and V through a head stride of zero."""
-    inputs = subject.inputs()
-    first = inputs.map(lambda tensor: tensor[:, :1].expand_as(tensor))
-    expanded = inputs._replace(k=first.k, v=first.v)
-    if inputs.descales is not None:
-        of_first = inputs.descales.map(lambda descale: descale[:, :1].expand_as(descale))
-        expanded = expanded._replace(descales=of_first._replace(q=inputs.descales.q))
-    subject.require_right("expanded_heads", subject.call(expanded), expanded)
+    _require_right_expanded("expanded_heads", subject, dim=1)
+
+
+def expanded_batch(subject: PropertySubject) -> None:
+    """Outputs are right if all batches share one batch of K and V through a batch stride of zero."""
+    _require_right_expanded("expanded_batch", subject, dim=0)
 
 
 def offset_pointers(subject: PropertySubject) -> None:
@@ -38,62 +71,177 @@ def offset_pointers(subject: PropertySubject) -> None:
 
     A kernel may refuse one of the two offsets.  If it refuses both, the property is refused.
     """
-    refusals = []
-    for size_bytes in (None, 8):
-        try:
-            _require_right_in("offset_pointers", subject, partial(_at_offset, size_bytes))
-        except UnsupportedCase as reason:
-            refusals.append(reason)
-    if len(refusals) == 2:  # noqa: PLR2004  # both offsets
-        raise refusals[0]
+
+    def check(size_bytes: int | None) -> None:
+        _require_right_in("offset_pointers", subject, partial(_at_offset, size_bytes))
+
+    _require_one_accepted([partial(check, size_bytes) for size_bytes in (None, 8)])
 
 
 def many_heads(subject: PropertySubject) -> None:
-    """Outputs are right for 2^16 + 1 short heads, more than 16 bits or the y dimension of a grid can count.
+    """Outputs are right for 2^16 + 1 short heads, more than 16 bits or the y dimension of a grid can count."""
+    _require_right_for_many("many_heads", subject, batches=1, heads=MANY)
 
-    The last head has other data than the rest, so that a head computed in its place is found.
-    """
+
+def many_batches(subject: PropertySubject) -> None:
+    """Outputs are right for 2^16 + 1 short batches, more than the y or z dimension of a grid can count."""
+    _require_right_for_many("many_batches", subject, batches=MANY, heads=1)
+
+
+def many_queries(subject: PropertySubject) -> None:
+    """Outputs are right for 2^16 + 1 queries, more than 16 bits can count; the last query has other data."""
     inputs = subject.inputs()
-    queries, keys = least_lengths(subject.variant, MANY_HEADS_SEQUENCE)
-    ends = (queries, keys, keys)
-    q, k, v = (
-        tensor[:1, :1, :end].expand(1, MANY_HEADS, -1, -1).clone() for tensor, end in zip(inputs[:3], ends, strict=True)
-    )
-    for tensor in (q, k, v):
-        tensor[:, -1] = tensor[:, -1].flip(1)
-    descales = inputs.descales and inputs.descales.map(lambda descale: descale[:1, :1].expand(1, MANY_HEADS))
+    ends = _lengths(subject, MANY, MANY_SEQUENCE)
+    q, k, v = (_repeated(tensor[:1, :1], end) for tensor, end in zip(inputs[:3], ends, strict=True))
+    q[:, :, -1] = q[:, :, 0].flip(-1)
+    descales = inputs.descales and inputs.descales.map(lambda descale: descale[:1, :1].contiguous())
     many = inputs._replace(q=q, k=k, v=v, descales=descales)
-    subject.require_right("many_heads", subject.call(many), many)
+    subject.require_right("many_queries", subject.call(many), many)
 
 
 def far_offsets(subject: PropertySubject) -> None:
-    """Outputs are right if the second batch of K and V begins more than 2^31 elements after the first."""
+    """Outputs are right if the last row, head or batch begins more than 2^31 elements after the first.
+
+    K and V are far in one call, q and the output in another.  A kernel may refuse some of these calls, but not all.
+    """
     inputs = subject.inputs()
-    bytes_of_k = (FAR_ELEMENTS + inputs.k[0].numel()) * inputs.k.element_size()
-    needed_bytes = 1.1 * COPIES * 2 * bytes_of_k  # of K and V, and a tenth for all else
+    size_bytes = (FAR_ELEMENTS + FAR_SLACK_ELEMENTS) * max(inputs.k.element_size(), inputs.output_dtype.itemsize)
+    needed_bytes = 1.1 * COPIES * 2 * size_bytes  # of two tensors, and a tenth for all else
     free_bytes, total_bytes = torch.cuda.mem_get_info(subject.device)
     if total_bytes < needed_bytes:
         raise UnsupportedCase(f"needs {needed_bytes / 1e9:.0f} GB of GPU memory, found {total_bytes / 1e9:.0f} GB")
     if free_bytes < needed_bytes:
         raise LacksMemory(f"needs {needed_bytes / 1e9:.0f} GB of free GPU memory, found {free_bytes / 1e9:.0f} GB")
-    far = inputs._replace(k=_far(inputs.k), v=_far(inputs.v))
-    subject.require_right("far_offsets", subject.call(far), inputs)
+
+    def check_keys(move: Restride) -> None:
+        far = inputs._replace(k=move(inputs.k), v=move(inputs.v))
+        subject.require_right("far_offsets", subject.call(far), inputs)
+
+    def check_queries(move: Restride) -> None:
+        output = subject.output(inputs)
+        moved = output._replace(out=move(output.out))
+        subject.require_right("far_offsets", subject.call(inputs._replace(q=move(inputs.q)), moved), inputs)
+
+    checks = (check_keys, check_queries)
+    _require_one_accepted([partial(check, partial(_far, axis)) for axis in (0, 1, 2) for check in checks])
 
 
-def _require_right_in(name: str, subject: PropertySubject, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Judge a call whose inputs and output were moved by `place`, which returns the same shape at other strides."""
+def _require_one_accepted(checks: Sequence[Callable[[], None]]) -> None:
+    """Make all checks; a kernel may refuse some of their calls.  Raises the first refusal if it refuses all."""
+    refusals = []
+    for check in checks:
+        try:
+            check()
+        except UnsupportedCase as reason:
+            refusals.append(reason)
+    if len(refusals) == len(checks):
+        raise refusals[0]
+
+
+def _require_right_in(name: str, subject: PropertySubject, move: Restride) -> None:
+    """Judge a call whose inputs and output were moved by `move`, which returns the same shape at other strides."""
     inputs = subject.inputs()
-    placed = inputs.map(place)
+    placed = inputs.map(move)
     output = subject.output(inputs)
-    moved = output._replace(out=place(output.out))
+    moved = output._replace(out=move(output.out))
     subject.require_right(name, subject.call(placed, moved), inputs)
 
 
-def _with_row_pitch(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-    """A copy whose rows are `rows` row lengths apart, with NaN between them."""
-    batch, heads, seq, dim = tensor.shape
-    storage = torch.full((batch, heads, seq * rows, dim), float("nan"), dtype=tensor.dtype, device=tensor.device)
-    return storage[:, :, ::rows].copy_(tensor)
+def _require_right_expanded(name: str, subject: PropertySubject, dim: int) -> None:
+    """Judge calls in which all of dimension `dim` of K and V is its first index, at a stride of zero.
+
+    One of them has a single key in its last tile.
+    """
+    whole = subject.inputs()
+    ends = _lengths(subject, whole.q.shape[2], KEYS_PAST_A_TILE)
+    fits = all(end <= tensor.shape[2] for end, tensor in zip(ends, whole[:3], strict=True))
+    for inputs in (whole, _cut(whole, ends)) if fits else (whole,):
+        first = inputs.map(lambda tensor: tensor.narrow(dim, 0, 1).expand_as(tensor))
+        expanded = inputs._replace(k=first.k, v=first.v)
+        if inputs.descales is not None:
+            of_first = inputs.descales.map(lambda descale: descale.narrow(dim, 0, 1).expand_as(descale).contiguous())
+            expanded = expanded._replace(descales=of_first._replace(q=inputs.descales.q))
+        subject.require_right(name, subject.call(expanded), expanded)
+
+
+def _require_right_for_many(name: str, subject: PropertySubject, batches: int, heads: int) -> None:
+    """Judge a call of many batches or heads of few keys.
+
+    The last one has other data than the rest, so that a batch or head that is computed in its place is found.
+    """
+    inputs = subject.inputs()
+    ends = _lengths(subject, MANY_SEQUENCE, MANY_SEQUENCE)
+    q, k, v = (
+        tensor[:1, :1, :end].expand(batches, heads, -1, -1).clone()
+        for tensor, end in zip(inputs[:3], ends, strict=True)
+    )
+    for tensor in (q, k, v):
+        tensor[-1, -1] = tensor[-1, -1].flip(0)
+    descales = inputs.descales and inputs.descales.map(
+        lambda descale: descale[:1, :1].expand(batches, heads).contiguous()
+    )
+    many = inputs._replace(q=q, k=k, v=v, descales=descales)
+    subject.require_right(name, subject.call(many), many)
+
+
+# -- tensors at other strides -----------------------------------------------------------------------------------------
+
+
+def _lengths(subject: PropertySubject, queries: int, keys: int) -> tuple[int, int, int]:
+    """The smallest supported lengths of q, k and v that are at least these."""
+    of_q, of_k = least_lengths(subject.variant, queries, keys)
+    return of_q, of_k, of_k
+
+
+def _cut(inputs: Inputs, ends: tuple[int, int, int]) -> Inputs:
+    """The first rows of each tensor, without gaps between heads."""
+    q, k, v = (_stored_like(tensor[:, :, :end], tensor) for tensor, end in zip(inputs[:3], ends, strict=True))
+    return inputs._replace(q=q, k=k, v=v)
+
+
+def _stored_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A dense copy whose axes are in memory as those of `like`."""
+    return stored(tensor, "bshd" if _has_heads_last(like) else "bhsd")
+
+
+def _has_heads_last(tensor: torch.Tensor) -> bool:
+    """Whether the heads of a row are side by side in memory."""
+    return tensor.stride(1) < tensor.stride(2)
+
+
+def _repeated(tensor: torch.Tensor, length: int) -> torch.Tensor:
+    """A dense tensor of `length` rows, which are those of `tensor` again and again."""
+    return tensor.repeat(1, 1, -(-length // tensor.shape[2]), 1)[:, :, :length].contiguous()
+
+
+def _unit(tensor: torch.Tensor) -> int:
+    """The number of elements in 16 bytes."""
+    return ALIGNED_BYTES // tensor.element_size()
+
+
+def _with_row_pitch(tensor: torch.Tensor, pitch: int) -> torch.Tensor:
+    """A copy whose rows are `pitch` elements apart, with NaN between them."""
+    heads, seq = tensor.shape[1:3]
+    return _copied(tensor, (heads * seq * pitch, seq * pitch, pitch))
+
+
+def _with_own_strides(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    """A copy with strides, all multiples of 16 bytes, that differ for each `number`, and NaN in the gaps."""
+    _, heads, seq, dim = tensor.shape
+    unit = _unit(tensor)
+    innermost = (-(-dim // unit) + 1 + number) * unit
+    if _has_heads_last(tensor):
+        row = heads * innermost + (3 + 2 * number) * unit
+        return _copied(tensor, (seq * row + (5 + 3 * number) * unit, innermost, row))
+    head = seq * innermost + (3 + 2 * number) * unit
+    return _copied(tensor, (heads * head + (5 + 3 * number) * unit, head, innermost))
+
+
+def _copied(tensor: torch.Tensor, strides: tuple[int, int, int]) -> torch.Tensor:
+    """A copy at these strides of batch, head and row in elements, with NaN in the gaps."""
+    size = 1 + sum((count - 1) * stride for count, stride in zip(tensor.shape, (*strides, 1), strict=True))
+    storage = torch.full((max(size, 1),), float("nan"), dtype=tensor.dtype, device=tensor.device)
+    return storage.as_strided(tensor.shape, (*strides, 1)).copy_(tensor)
 
 
 def _at_offset(size_bytes: int | None, tensor: torch.Tensor) -> torch.Tensor:
@@ -103,8 +251,16 @@ def _at_offset(size_bytes: int | None, tensor: torch.Tensor) -> torch.Tensor:
     return storage[elements:].view(tensor.shape).copy_(tensor)
 
 
-def _far(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy whose batches are `FAR_ELEMENTS` elements apart."""
-    storage = torch.empty(FAR_ELEMENTS + tensor[0].numel(), dtype=tensor.dtype, device=tensor.device)
-    stride = tensor[0].contiguous().stride()
-    return storage.as_strided(tensor.shape, (FAR_ELEMENTS, *stride)).copy_(tensor)
+def _far(axis: int, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy whose last index of axis 0 (batch), 1 (head) or 2 (row) begins `FAR_ELEMENTS` after the first.
+
+    The other axes are packed into the gaps.  All copies have the same size, so that their memory is used again.
+    """
+    inner = [each for each in ((0, 2, 1) if _has_heads_last(tensor) else (0, 1, 2)) if each != axis]
+    strides, size = [0, 0, 0], tensor.shape[3]
+    for each in reversed(inner):
+        strides[each], size = size, size * tensor.shape[each]
+    steps = max(1, tensor.shape[axis] - 1)
+    strides[axis] = -(-FAR_ELEMENTS // steps // _unit(tensor)) * _unit(tensor)
+    storage = torch.empty(FAR_ELEMENTS + FAR_SLACK_ELEMENTS, dtype=tensor.dtype, device=tensor.device)
+    return storage.as_strided(tensor.shape, (*strides, 1)).copy_(tensor)

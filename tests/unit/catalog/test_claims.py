@@ -7,6 +7,7 @@ import itertools
 import msgspec
 import pytest
 
+from pytest_fa.attention.causal import Causal
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.claims import claim_cases, claim_of, claims_of, unjudged
 from pytest_fa.catalog.fit import EVERYTHING, cases_for
@@ -52,13 +53,44 @@ def test_any_two_supported_values_occur_together(supports: Supports, suite: str)
 
 
 def test_the_cases_are_few_and_their_ids_can_be_named() -> None:
-    """A kernel like ws_p2 has five cases more; one that supports what the suite has, none; a case id names each."""
+    """A kernel like ws_p2 has ten cases more; one that claims one value of each, five; a case id names each."""
     ws_p2 = Supports(dtype=("fp16", "bf16"), causal=("none", "top_left"), layout=("bhsd", "bshd"), grouped_heads=True)
     counts = [len(judged_cases(supporting(each))) - 12 for each in (ws_p2, Supports(), ALL)]
-    assert counts == [5, 0, 9]
+    assert counts == [10, 5, 14]
     ids = [case.id for case in claim_cases(supporting(ALL), (), seed=3)]
     assert [parse_case(text).id for text in ids] == ids
     assert all(text.endswith("-seed3") for text in ids)
+
+
+@pytest.mark.parametrize("masks", [("none",), ("top_left",), ("bottom_right",), ("none", "bottom_right")], ids=str)
+def test_lengths_are_judged_whatever_is_claimed(masks: tuple[Causal, ...]) -> None:
+    """Each kind of lengths has a case in which most keys are visible, and a bottom-right mask has both kinds."""
+    cases = claim_cases(supporting(Supports(causal=masks)), SUITES["history"])
+    visible = [case for case in cases if case.visible_pairs >= min(case.seq_q, case.seq_k) ** 2 / 2]
+    kinds = {(case.seq_q > case.seq_k) - (case.seq_q < case.seq_k) for case in visible}
+    assert kinds >= {-1, 1}
+    assert any(case.seq_k > 1024 for case in cases)
+    assert {case.seq_k % 32 for case in cases} >= {1, 31}
+    if "bottom_right" in masks:
+        of_mask = {case.seq_q > case.seq_k for case in cases if case.causal == "bottom_right"}
+        assert of_mask == {True, False}
+    if masks != ("top_left",):  # under it, one query sees one key
+        assert any(case.seq_q == 1 and case.visible_pairs > 1024 for case in cases)
+
+
+def test_groups_that_are_no_power_of_two_are_judged() -> None:
+    """Grouped heads are judged in groups of two, three and six, and with one query."""
+    cases = claim_cases(supporting(Supports(grouped_heads=True)), SUITES["history"])
+    assert {case.heads // case.kv_heads for case in cases} >= {2, 3, 6}
+    assert any(case.seq_q == 1 and case.heads > case.kv_heads for case in cases)
+
+
+def test_lengths_of_a_kernel_for_self_attention_are_equal() -> None:
+    """Its cases have one length, and no line says that it was not judged with two."""
+    candidate = supporting(Supports(self_attention_only=True, causal=("none", "bottom_right"), seq_k_min=0))
+    judged = judged_cases(candidate)
+    assert [case.id for case in judged if case.seq_q != case.seq_k] == []
+    assert unjudged(candidate, judged) == []
 
 
 def test_rows_without_keys() -> None:
@@ -85,6 +117,10 @@ def test_what_was_not_judged_in_words() -> None:
         ("fp32 at D = 128", "fp32"),
         ("the bottom-right mask", None),
         ("layout bshd", None),
+        ("one query", None),
+        ("fewer queries than keys", None),
+        ("more queries than keys", None),
+        ("more than 1,024 keys", None),
     ]
 
 
@@ -104,7 +140,6 @@ def test_properties_take_turns(supports: Supports) -> None:
     tested = [claim_of(case) for name, case in cases.items() if name not in ON_GPU]
     for place in range(len(tested[0].flat)):
         assert {claim.flat[place] for claim in claims_of(candidate)} == {claim.flat[place] for claim in tested}
-    assert unjudged(candidate, cases.values()) == []
 
 
 def test_the_properties_of_other_roles_do_not_take_turns() -> None:

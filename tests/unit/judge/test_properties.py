@@ -12,7 +12,14 @@ import torch
 
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.manifest import read_manifest
-from pytest_fa.catalog.properties import ON_GPU, PROPERTIES, applies, property_case
+from pytest_fa.catalog.properties import (
+    ON_GPU,
+    PROPERTIES,
+    STRIDES_OF,
+    applies,
+    declared_against,
+    property_case,
+)
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import LacksMemory, UnsupportedCase
 from pytest_fa.judge import properties
@@ -105,7 +112,7 @@ def test_heads_that_are_not_computed_are_found(
     variant_of: MakeVariant, monkeypatch: pytest.MonkeyPatch, source: str, outcome: str
 ) -> None:
     """A kernel that computes only the first 64 heads breaks `many_heads`."""
-    monkeypatch.setattr("pytest_fa.judge.properties.memory.MANY_HEADS", 65)
+    monkeypatch.setattr("pytest_fa.judge.properties.memory.MANY", 65)
     assert hold(variant_of(source), "many_heads").outcome == outcome
 
 
@@ -194,8 +201,41 @@ def test_properties_that_need_a_gpu_do_not_apply_without_one(variant_of: MakeVar
 
 
 @pytest.mark.parametrize(
+    ("declared", "names"),
+    [
+        ({}, set()),
+        ({"strides": "aligned16"}, {"unaligned_rows", "offset_pointers"}),
+        ({"strides": "equal"}, {"unaligned_rows", "offset_pointers", "different_strides"}),
+        ({"strides": "dense"}, set(STRIDES_OF)),
+        ({"fixed_scale": True}, {"zero_scale", "negative_scale"}),
+        ({"default_stream_only": True}, {"streams", "graph_capture", "first_call_in_capture"}),
+    ],
+    ids=["nothing", "aligned16", "equal", "dense", "fixed_scale", "default_stream_only"],
+)
+def test_what_a_manifest_declares_is_not_judged(
+    variant_of: MakeVariant, declared: dict[str, Any], names: set[str]
+) -> None:
+    """Each declaration takes exactly its properties away, and says itself as the reason."""
+    variant = variant_of()
+    variant = msgspec.structs.replace(variant, supports=msgspec.structs.replace(variant.supports, **declared))
+    reasons = {name: reason for name in PROPERTIES if (reason := declared_against(name, variant))}
+    assert set(reasons) == names
+    assert {reason.split(":")[0] for reason in reasons.values()} <= set(declared)
+
+
+@pytest.mark.parametrize("name", ["many_heads", "many_batches", "many_queries"])
+def test_a_right_kernel_computes_many(variant_of: MakeVariant, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A right kernel computes 65 heads, batches or queries, under each mask."""
+    monkeypatch.setattr(memory, "MANY", 65)
+    variant = variant_of()
+    for shape in ("b2h3s150d64-fp16", "b2h3s150d64-fp16-causal"):
+        result = hold(variant, name, parse_case(f"{shape}-seed0"))
+        assert (result.outcome, result.message) == ("ok", "")
+
+
+@pytest.mark.parametrize(
     ("free_bytes", "total_bytes", "refused_with"),
-    [(2**20, 2**30, None), (2**19, 2**30, LacksMemory), (2**19, 2**19, UnsupportedCase)],
+    [(2**24, 2**30, None), (2**22, 2**30, LacksMemory), (2**22, 2**22, UnsupportedCase)],
 )
 def test_far_offsets_needs_free_memory(
     variant_of: MakeVariant,

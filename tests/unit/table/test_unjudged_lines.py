@@ -14,6 +14,7 @@ from pytest_fa.table.unjudged_lines import unjudged_lines
 from tests.factories import options, record, variant
 
 SUPPORTS = Supports(dtype=("fp16", "bf16"), head_dim=(64, 128), causal=("none", "top_left"))
+LENGTHS = "one query, fewer queries than keys, more queries than keys, more than 1,024 keys"
 JUDGED = ("b1h2s64d64-fp16-seed0", "b2h4s150d128-fp16-causal-seed0")
 
 
@@ -36,7 +37,7 @@ def test_the_reason_of_each_claim(snapshot: SnapshotAssertion) -> None:
 def test_named_cases_and_other_suites(snapshot: SnapshotAssertion) -> None:
     """Where the user selected the cases, the option that selected them is the reason."""
     chosen, records = (candidate("one"),), [record("one", JUDGED[0])]
-    rest = "one: fp16 at D = 128, bf16 at D = 64, bf16 at D = 128, the top-left mask: not judged, "
+    rest = f"one: fp16 at D = 128, bf16 at D = 64, bf16 at D = 128, the top-left mask, {LENGTHS}: not judged, "
     named = unjudged_lines(records, Plan(chosen, (), (), cases_are_named=True), options(Path()))
     other = unjudged_lines(records, Plan(chosen, (), ()), options(Path(), suites=("smoke", "long")))
     assert named == [f"{rest}--fa-case left it out"]
@@ -52,7 +53,7 @@ def test_a_case_that_was_not_judged_does_not_count() -> None:
     base = [record("one", case) for case in JUDGED]
     texts = [unjudged_lines([*base, each], plan, options(Path()))[0] for each in (refused, held, wrong)]
     assert [text.split(":")[1].strip() for text in texts] == [
-        "bf16 at D = 64, bf16 at D = 128",
-        "bf16 at D = 64, bf16 at D = 128",
-        "bf16 at D = 128",
+        f"bf16 at D = 64, bf16 at D = 128, {LENGTHS}",
+        f"bf16 at D = 64, bf16 at D = 128, {LENGTHS}",
+        f"bf16 at D = 128, {LENGTHS}",
     ]

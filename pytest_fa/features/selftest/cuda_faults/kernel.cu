@@ -31,6 +31,9 @@ enum Fault {
   SET_UP_ONCE,       // sets up a device symbol once per process, not once per device
   SHORT_HEADS,       // keeps only 16 bits of the head index
   SLOWER,            // correct, but 3 % slower: one key in 33 is computed twice
+  SHORT_BATCHES,     // keeps only 16 bits of the batch index
+  SHORT_ROWS,        // keeps only 16 bits of the row index
+  SHORT_ROW_OFFSETS, // keeps only 31 bits of a row's offset in the output
   NO_WAIT,           // launches on its own stream, which does not wait for the caller's stream
 };
 
@@ -41,6 +44,8 @@ __device__ float scratch[1 << 20];  // SHARED_SCRATCH
 
 __device__ __forceinline__ int64_t offset(int64_t value) { return FAULT == SHORT_OFFSETS ? value & 0x7fffffff : value; }
 
+__device__ __forceinline__ int64_t row_offset(int64_t value) { return FAULT == SHORT_ROW_OFFSETS ? value & 0x7fffffff : value; }
+
 // The buffer that results pass through: the workspace of the call, or one buffer for all calls.
 __device__ __forceinline__ float* result_buffer(float* workspace) { return FAULT == SHARED_SCRATCH ? scratch : workspace; }
 
@@ -49,15 +54,16 @@ __global__ void __launch_bounds__(BLOCK) fault_kernel(const FaForwardArgs args, 
   __shared__ float k_smem[TILE][DIM], v_smem[TILE][DIM];
   __shared__ float unwritten[1];  // READS_SMEM: read, but never written
   const int64_t blocks_per_head = (args.seq_q + BLOCK - 1) / BLOCK;
-  const int64_t row = blockIdx.x % blocks_per_head * BLOCK + threadIdx.x;
+  const int64_t block_row = blockIdx.x % blocks_per_head * BLOCK + threadIdx.x, row = FAULT == SHORT_ROWS ? block_row & 0xffff : block_row;
   const int64_t block_head = blockIdx.x / blocks_per_head, batch_head = FAULT == SHORT_HEADS ? block_head & 0xffff : block_head;
-  const int64_t head = batch_head % args.heads, batch = batch_head / args.heads;
+  const int64_t head = batch_head % args.heads, whole_batch = batch_head / args.heads;
+  const int64_t batch = FAULT == SHORT_BATCHES ? whole_batch & 0xffff : whole_batch;
   const int64_t kv_head = head / (args.heads / args.kv_heads);
-  const bool has_row = row < args.seq_q;
+  const bool has_row = block_row < args.seq_q;
   const __half* q = static_cast<const __half*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head + row * args.q_stride.seq;
   const __half* k = static_cast<const __half*>(args.k) + offset(batch * args.k_stride.batch) + kv_head * args.k_stride.head;
   const __half* v = static_cast<const __half*>(args.v) + offset(batch * args.v_stride.batch) + kv_head * args.v_stride.head;
-  __half* out = static_cast<__half*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head + row * args.out_stride.seq;
+  __half* out = static_cast<__half*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head + row_offset(row * args.out_stride.seq);
 
   if (FAULT == ENDLESS) while (*reinterpret_cast<volatile const unsigned short*>(args.q) != 0x1234) {
     }

@@ -147,6 +147,12 @@ def maximum_before_scale(q, k, v, scale, causal):
     return attend(q, k, v, scale, causal, row_max=lambda s: (s * sign).amax(-1, keepdim=True) * sign)
 
 
+max_starts_finite = writes(
+    lambda q, k, v, scale, causal: attend(
+        q, k, v, scale, causal, row_max=lambda s: s.amax(-1, keepdim=True).clamp_min(-5e4)
+    )
+)
+hides_nan = writes(lambda q, k, v, scale, causal: attend(q, k, v, scale, causal).nan_to_num(0.0))
 scale_or_default = writes(lambda q, k, v, scale, causal: attend(q, k, v, scale or 1 / math.sqrt(q.shape[3]), causal))
 
 
@@ -237,21 +243,53 @@ def nan_when_long(q, k, v, *, scale, causal="none", out=None):
     return out
 
 
+def with_strides(tensor, batch, head, row):
+    """Return the tensor as if its strides were these; the last one stays 1."""
+    return tensor.as_strided(tensor.shape, (batch, head, row, 1), tensor.storage_offset())
+
+
 @writes
-def assumes_dense_rows(q, k, v, scale, causal):
-    if k.stride(2) not in (k.shape[3], k.shape[1] * k.shape[3]):
-        k = k.as_strided(k.shape, (k.stride(0), k.stride(1), k.shape[3], 1), k.storage_offset())
+def takes_equal_strides_for_dense(q, k, v, scale, causal):
+    if k.stride() == v.stride() and k.stride(2) not in (k.shape[3], k.shape[1] * k.shape[3]):
+        k = with_strides(k, *k.stride()[:2], k.shape[3])
     return attend(q, k, v, scale, causal)
+
+
+takes_strides_of_k = writes(
+    lambda q, k, v, scale, causal: attend(q, k, with_strides(v, *k.stride()[:3]), scale, causal)
+)
+
+
+@writes
+def aligns_rows(q, k, v, scale, causal):
+    places = sum(
+        torch.arange(size, device=k.device).reshape([-1 if axis == own else 1 for own in range(4)]) * stride
+        for axis, (size, stride) in enumerate(zip(k.shape[:3], k.stride()[:3], strict=True))
+    )  # [batch, heads, seq_k, 1]
+    places = places // 8 * 8 + torch.arange(k.shape[3], device=k.device)
+    room = k.untyped_storage().nbytes() // k.element_size() - k.storage_offset()
+    flat = k.as_strided((room,), (1,), k.storage_offset())
+    return attend(q, flat[places], v, scale, causal)
+
+
+def without_zero_stride(tensor, axis, step):
+    """Return the tensor with `step` in place of a stride of 0, or with 1 if that leaves its memory."""
+    if tensor.stride(axis) or tensor.shape[axis] == 1:
+        return tensor
+    room = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    strides = list(tensor.stride()[:3])
+    strides[axis] = step if step * tensor.shape[axis] <= room else 1
+    return with_strides(tensor, *strides)
 
 
 @writes
 def takes_zero_stride_for_none(q, k, v, scale, causal):
-    step = k.stride(1) or k.shape[2] * k.shape[3]
-    if k.stride(1) == 0:
-        room = k.untyped_storage().nbytes() // 2 - k.storage_offset()
-        step = step if step * k.shape[1] <= room else 1
-        k = k.as_strided(k.shape, (k.stride(0) or step, step, *k.stride()[2:]), 0)
-    return attend(q, k, v, scale, causal)
+    return attend(q, without_zero_stride(k, 1, k.shape[2] * k.shape[3]), v, scale, causal)
+
+
+@writes
+def takes_zero_batch_stride_for_none(q, k, v, scale, causal):
+    return attend(q, without_zero_stride(k, 0, math.prod(k.shape[1:])), v, scale, causal)
 
 
 @writes
