@@ -25,6 +25,7 @@ import msgspec
 from pytest_fa.build.command import LIBRARY, links
 from pytest_fa.build.extension import MODULE_NAME
 from pytest_fa.build.keys import Dependency, digest, file_hash
+from pytest_fa.build.lookups import CompiledFrom, Lookups, key_parts
 from pytest_fa.build.recipe import request_key
 from pytest_fa.build.unchanged import change_of
 from pytest_fa.catalog.variant import Target, Variant
@@ -38,7 +39,7 @@ BINDING, BINDING_HASH = "binding.o", "binding.sha256"
 
 
 class StoredBuild(msgspec.Struct, frozen=True):
-    """The content of `build.json`: the build, and every file it was compiled from as (path, sha256).
+    """The content of `build.json`: the build, every file it was compiled from as (path, sha256), and what was missing.
 
     Paths below the links of the staging folder are relative (`src/kernel.cu`), so a build that is copied to another
     machine can be compared with the sources there.
@@ -46,6 +47,7 @@ class StoredBuild(msgspec.Struct, frozen=True):
 
     build: Build
     dependencies: tuple[Dependency, ...]
+    lookups: Lookups | None = None  # of builds since KEY_SCHEMA 3
 
 
 def request_folder(cache: Path, variant: Variant, arch: Target) -> Path:
@@ -80,7 +82,7 @@ def find_build(cache: Path, variant: Variant, arch: Target, toolchain: str | Non
             damage = damage or stored
         elif stored.build.variant != variant.name or stored.build.arch != arch or not _has_its_key(candidate, stored):
             damage = damage or f"{candidate.relative_to(cache)}/build.json is that of another build"
-        elif changed := _changed(stored.dependencies, variant, everything=toolchain is not None):
+        elif changed := _changed(stored, variant, everything=toolchain is not None):
             reason = reason or f"changed since it was built: {', '.join(changed[:3])}"
         elif problem := _damage(cache, candidate, stored.build):
             damage = damage or problem
@@ -119,8 +121,8 @@ def _has_its_key(folder: Path, stored: StoredBuild) -> bool:
     If not, the folder has the content of another build, for example of the same sources with other flags.
     """
     request, (toolchain, _, content) = folder.parent.name.rpartition("-")[2], folder.name.partition("-")
-    deps = stored.dependencies
-    return (content, stored.build.key) == (digest(deps), digest([request, toolchain, deps]))
+    parts = key_parts(stored.dependencies, stored.lookups)
+    return (content, stored.build.key) == (digest(parts), digest([request, toolchain, parts]))
 
 
 def _in_folder(build: Build, cache: Path, folder: Path) -> Build:
@@ -220,7 +222,8 @@ def find_by_key(cache: Path, key: str) -> list[Build]:
 
 def publish(cache: Path, variant: Variant, arch: Target, toolchain: str, staged: Path, stored: StoredBuild) -> Build:
     """Move a staged build to its final folder, replacing a damaged one, and return it.  The cache must be locked."""
-    target = request_folder(cache, variant, arch) / f"{toolchain}-{digest(stored.dependencies)}"
+    content = digest(key_parts(stored.dependencies, stored.lookups))
+    target = request_folder(cache, variant, arch) / f"{toolchain}-{content}"
     (staged / "build.json").write_bytes(msgspec.json.format(msgspec.json.encode(stored)))
     for name in (LIBRARY, "build.json"):
         with (staged / name).open("rb") as stream:
@@ -235,22 +238,26 @@ def publish(cache: Path, variant: Variant, arch: Target, toolchain: str, staged:
     return stored.build
 
 
-def sources_of(cache: Path, variant: Variant, build: Build) -> dict[str, str]:
+def sources_of(cache: Path, variant: Variant, build: Build) -> dict[str, str | None]:
     """Return the sources and headers that a build was compiled from, with their hashes.
 
-    Without the headers of this package and of the compilers.  Empty if the cache no longer has the build.
+    Files and folders that the compiler looked for in vain are None.  Without those of this package and of the
+    compilers.  Empty if the cache no longer has the build.
     """
     stored = _read_stored(cache, (cache / build.library).parent)
     if isinstance(stored, str):
         return {}
     roots = links(variant).keys() - {"fa"}
-    own = [(path, sha256) for path, sha256 in stored.dependencies if path.partition("/")[0] in roots]
+    missing = stored.lookups.missing if stored.lookups else {}
+    names: list[tuple[str, str | None]] = [(f"{folder}/{name}", None) for folder in missing for name in missing[folder]]
+    own = [(path, sha256) for path, sha256 in (*names, *stored.dependencies) if path.partition("/")[0] in roots]
     return {os.path.realpath(dependency_path(path, variant, Path())): sha256 for path, sha256 in own}
 
 
-def library_path(cache: Path, variant: Variant, arch: Target, toolchain: str, deps: tuple[Dependency, ...]) -> str:
+def library_path(cache: Path, variant: Variant, arch: Target, toolchain: str, inputs: CompiledFrom) -> str:
     """Return the path that `publish` gives a library, relative to the cache."""
-    return str((request_folder(cache, variant, arch) / f"{toolchain}-{digest(deps)}" / LIBRARY).relative_to(cache))
+    content = digest(inputs.key_parts)
+    return str((request_folder(cache, variant, arch) / f"{toolchain}-{content}" / LIBRARY).relative_to(cache))
 
 
 def delete_builds(cache: Path, variant: Variant, arches: tuple[Target, ...]) -> None:
@@ -288,18 +295,25 @@ def locked(cache: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 def dependency_path(path: str, variant: Variant, folder: Path) -> str:
     """Return the real path of a dependency: below a link of the staging folder, in `folder`, or absolute."""
-    roots = links(variant)
+    return _real_path(path, links(variant), folder)
+
+
+def _real_path(path: str, roots: dict[str, Path], folder: Path) -> str:
     prefix, _, rest = path.partition("/")
     return f"{roots[prefix]}/{rest}" if prefix in roots else str(folder / path)
 
 
-def _changed(deps: tuple[Dependency, ...], variant: Variant, *, everything: bool) -> list[str]:
-    """Return the files whose hash has changed; without `everything`, only of those below the staging folder's links."""
+def _changed(stored: StoredBuild, variant: Variant, *, everything: bool) -> list[str]:
+    """Return what is not as it was: files with another hash, and files that would now be found first.
+
+    Without `everything`, only what is below the staging folder's links.
+    """
     roots = links(variant)
-    changed = []
-    for path, sha256 in deps:
-        if path.partition("/")[0] not in roots and not everything:
-            continue
-        if file_hash(dependency_path(path, variant, Path())) != sha256:
-            changed.append(path)
-    return changed
+
+    def real_path(path: str) -> str | None:
+        is_compared = everything or path.partition("/")[0] in roots
+        return _real_path(path, roots, Path()) if is_compared else None
+
+    paths = ((path, sha256, real_path(path)) for path, sha256 in stored.dependencies)
+    changed = [path for path, sha256, real in paths if real is not None and file_hash(real) != sha256]
+    return [*changed, *(stored.lookups.changed(real_path) if stored.lookups else ())]

@@ -17,7 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pytest_fa.build.flag_list import unlisted_flags
-from pytest_fa.build.keys import HEADER_SUFFIXES, KEY_SCHEMA, PACKAGE, Dependency, digest, file_hash
+from pytest_fa.build.keys import KEY_SCHEMA, PACKAGE, Dependency, digest, file_hash
+from pytest_fa.build.lookups import CompiledFrom, LookupReader, default_folders, search_path
 from pytest_fa.build.side_by_side import DEVICE, FATBIN, SEPARATOR
 from pytest_fa.build.target import holds_ptx
 from pytest_fa.build.toolchain import Toolchain
@@ -222,16 +223,30 @@ def read_dependencies(staged: Path) -> tuple[Dependency, ...]:
 
     Generated files are omitted, because the request key covers them.
     """
+    paths = (path for path in _read_files(staged) if not path.removeprefix("./").startswith(GENERATED))
+    return tuple((path, file_hash(str(staged / path)) or "") for path in paths)
+
+
+def _read_files(staged: Path) -> list[str]:
+    """Return every file of the compiler's depfile, as the compiler names it."""
     depfile = (staged / DEPFILE).read_text(encoding="utf-8")
     body = depfile.replace("\\\n", " ").split(":", 1)[1]
-    paths = sorted(
-        {
-            word.replace("\\ ", " ")
-            for word in re.split(r"(?<!\\)\s+", body)
-            if word and not word.removeprefix("./").startswith(GENERATED)
-        }
-    )
-    return tuple((path, file_hash(str(staged / path)) or "") for path in paths)
+    return sorted({word.replace("\\ ", " ") for word in re.split(r"(?<!\\)\s+", body) if word})
+
+
+def read_inputs(variant: Variant, arch: Target, toolchain: Toolchain, staged: Path) -> CompiledFrom:
+    """Return what a staged library was compiled from."""
+    systems = (*default_folders(toolchain.host_compiler), toolchain.home, str(INCLUDE), GENERATED)
+    words, reader = compile_command(variant, arch, toolchain), LookupReader(staged, systems)
+    from_environment = [word for name in _NVCC_ENVIRONMENT for word in os.environ.get(name, "").split()]
+    reader.look_up_libraries((*from_environment, *words))
+    searched = reader.searched(_read_files(staged), [search_path(words, staged, is_nvcc=True)])
+    roots = links(variant)
+
+    def portable(path: str) -> str | None:
+        return path if path.startswith("/") or path.partition("/")[0] in roots else None
+
+    return searched.inputs(read_dependencies(staged), staged, portable)
 
 
 def binding_job(toolchain: Toolchain) -> list[str]:
@@ -257,10 +272,9 @@ def binding_command(toolchain: Toolchain) -> list[str]:
 
 
 def request_parts(variant: Variant, arch: Target) -> list[object]:
-    """Return what the request key covers: flags, definitions, instantiations, file names and the binding's source."""
+    """Return what the request key covers: flags, definitions, instantiations, names, the binding's source."""
     headers = [defines_header(variant), instantiations_header(variant)]
-    names = [variant.entry.source, *_header_names(variant)]
-    return [KEY_SCHEMA, [compile_flags(variant, arch), headers, names], _binding_contents()]
+    return [KEY_SCHEMA, [compile_flags(variant, arch), headers, variant.entry.source], _binding_contents()]
 
 
 def toolchain_key(toolchain: Toolchain) -> str:
@@ -276,19 +290,6 @@ def compiler_environment() -> dict[str, str]:
 def binding_key(toolchain: Toolchain) -> str:
     """Return the key of the compiled binding."""
     return digest([KEY_SCHEMA, _HOST_FLAGS, toolchain_key(toolchain), _binding_contents()])
-
-
-def _header_names(variant: Variant) -> list[str]:
-    """Return all headers that an #include could find: a new one may shadow another, which no old depfile shows."""
-    roots = links(variant)
-    folders = {"src": roots["src"], "root": roots["root"] / "include"}
-    libraries = {name: roots[name] for name in _include_links(variant)}
-    return sorted(
-        f"{prefix}/{path.relative_to(folder)}"
-        for prefix, folder in (folders | libraries).items()
-        for path in folder.rglob("*")
-        if path.suffix in HEADER_SUFFIXES or (prefix in libraries and not path.suffix)  # such as <cuda/std/array>
-    )
 
 
 def _binding_contents() -> list[str]:

@@ -37,7 +37,8 @@ from pytest_fa.build.compile_errors import compile_error, lacks_entry
 from pytest_fa.build.early_disassembly import EarlyDisassembly, disassembling_early
 from pytest_fa.build.exports import entry_problem, workspace_problem
 from pytest_fa.build.flag_list import unlisted_flags
-from pytest_fa.build.keys import Dependency, digest, file_hash
+from pytest_fa.build.keys import digest, file_hash
+from pytest_fa.build.lookups import CompiledFrom
 from pytest_fa.build.machine_code import read_machine_code
 from pytest_fa.build.ninja import CompileJob, about, parallel_jobs, run_jobs
 from pytest_fa.build.outcomes import BuildFailure, BuildOutcome
@@ -168,36 +169,35 @@ def _finish(finished: _Finished, cache: Path, binding_problem: str | None) -> Ou
         compiled = staged / LIBRARY
     if recipe.needs_binding(variant) and (problem := workspace_problem(source, compiled)):
         return unit.failure(problem)
-    deps = recipe.dependencies(variant, staged)
-    if edited := _edited_since(deps, variant, staged, finished.started_ns):
+    inputs = recipe.inputs(variant, arch, toolchain, staged)
+    if edited := _edited_since(inputs, variant, staged, finished.started_ns):
         return unit.failure(f"{edited} changed during the compilation; run again")
-    build = _describe_build(finished, deps)
+    build = _describe_build(finished, inputs)
     recipe.remove_scratch_files(variant, staged)
-    return {(each.name, arch): _publish(each, build, deps, finished, cache) for each in unit.variants}
+    return {(each.name, arch): _publish(each, build, inputs, finished, cache) for each in unit.variants}
 
 
-def _publish(
-    variant: Variant, build: Build, deps: tuple[Dependency, ...], finished: _Finished, cache: Path
-) -> BuildOutcome:
+def _publish(variant: Variant, build: Build, inputs: CompiledFrom, finished: _Finished, cache: Path) -> BuildOutcome:
     """Publish the unit's library as the build of one of its variants.
 
     Each variant has a copy of its own, and no link: the loader recognises a file by its inode, and two variants in one
     process must not share the library's variables.
     """
     arch, tool_key = finished.unit.arch, toolchain_key(finished.unit.toolchain)
-    library = cached.library_path(cache, variant, arch, tool_key, deps)
+    library = cached.library_path(cache, variant, arch, tool_key, inputs)
     flags = unlisted_flags(variant)
     own = msgspec.structs.replace(build, variant=variant.name, library=library, unlisted_flags=flags)
     staged = finished.folder
     try:
         if variant is not finished.unit.variants[-1]:
             staged = shutil.copytree(staged, staged.with_name(f"{staged.name}-{variant.name}"))
-        return cached.publish(cache, variant, arch, tool_key, staged, cached.StoredBuild(own, deps))
+        stored = cached.StoredBuild(own, inputs.dependencies, inputs.lookups)
+        return cached.publish(cache, variant, arch, tool_key, staged, stored)
     except OSError as problem:
         return BuildFailure(variant.name, arch, f"it was compiled, but cannot be written to {cache}: {problem}")
 
 
-def _describe_build(finished: _Finished, deps: tuple[Dependency, ...]) -> Build:
+def _describe_build(finished: _Finished, inputs: CompiledFrom) -> Build:
     """Describe the build of the unit's first variant; `_publish` adds what is that of one variant."""
     (variants, arch, toolchain), staged = finished.unit, finished.folder
     variant = variants[0]
@@ -213,7 +213,7 @@ def _describe_build(finished: _Finished, deps: tuple[Dependency, ...]) -> Build:
     return Build(
         variant=variant.name,
         arch=arch,
-        key=digest([recipe.request_key(variant, arch), toolchain_key(toolchain), deps]),
+        key=digest([recipe.request_key(variant, arch), toolchain_key(toolchain), inputs.key_parts]),
         library="",
         code_identity=identity,
         code_identity_missing=missing,
@@ -230,11 +230,15 @@ def _describe_build(finished: _Finished, deps: tuple[Dependency, ...]) -> Build:
     )
 
 
-def _edited_since(deps: tuple[Dependency, ...], variant: Variant, folder: Path, started_ns: int) -> str:
-    """Return files that changed after the build began: their hash may not be that of the code that was compiled."""
-    paths = {path: cached.dependency_path(path, variant, folder) for path, _ in deps}
-    edited = [path for path, real_path in paths.items() if os.stat(real_path).st_ctime_ns >= started_ns]  # noqa: PTH116
-    return ", ".join(edited[:3])
+def _edited_since(inputs: CompiledFrom, variant: Variant, folder: Path, started_ns: int) -> str:
+    """Return files that changed after the build began: their hash may not be that of the code that was compiled.
+
+    A file that appeared meanwhile may not be the one that the compiler found.
+    """
+    paths = {cached.dependency_path(path, variant, folder): path for path, _ in inputs.dependencies}
+    paths = {**{path: Path(path).name for path in inputs.seen}, **paths}
+    edited = [path for real_path, path in paths.items() if os.stat(real_path).st_ctime_ns >= started_ns]  # noqa: PTH116
+    return ", ".join(sorted(edited)[:3])
 
 
 def _compile_error(unit: Unit, staged: Path) -> str:

@@ -1,12 +1,13 @@
 """Compile one PyTorch extension, in a process of its own: `python -m pytest_fa.build.compile_extension SPEC.json`.
 
-This module imports torch, so no other module imports it.  It writes `kernel.so` and `deps.txt` to the current folder.
+This module imports torch, so no other module imports it.  It writes `kernel.so` and `deps.json` to the current folder.
 torch.utils.cpp_extension writes its own build.ninja, which records every included file.  The folder is new and private,
 so no lock file of another build can block this one.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import msgspec
 from setuptools import Distribution
 
 from pytest_fa.build.command import LIBRARY
-from pytest_fa.build.extension import DEPENDENCIES, ExtensionSpec
+from pytest_fa.build.extension import DEPENDENCIES, OBJECTS, Compiled, ExtensionSpec
 
 
 def main(arguments: list[str]) -> int:
@@ -36,24 +37,33 @@ def main(arguments: list[str]) -> int:
     distribution = Distribution({"name": spec.name, "ext_modules": [extension]})
     options = {"use_ninja": True, "no_python_abi_suffix": True}
     build = cpp_extension.BuildExtension.with_options(**options)(distribution)  # type: ignore[no-untyped-call]
-    build.build_temp, build.build_lib = str(Path("objects").resolve()), str(Path("library").resolve())
+    build.build_temp, build.build_lib = str(Path(OBJECTS).resolve()), str(Path("library").resolve())
     try:
         build.ensure_finalized()
         build.run()
     except (Exception, SystemExit) as problem:  # noqa: BLE001  # distutils raises exceptions of many types
         sys.stdout.write(f"{problem}\n")
         return 1
-    Path(DEPENDENCIES).write_text(_dependencies(build.build_temp), encoding="utf-8")
+    compiled = Compiled(_dependencies(build.build_temp), _commands(build.build_temp))
+    Path(DEPENDENCIES).write_bytes(msgspec.json.encode(compiled))
     Path("library", f"{spec.name}.so").rename(LIBRARY)
     return 0
 
 
-def _dependencies(folder: str) -> str:
+def _dependencies(folder: str) -> tuple[str, ...]:
     """Return the files that ninja recorded for all objects: `ninja -t deps` prints each on an indented line."""
-    command = ["ninja", "-C", folder, "-t", "deps"]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)  # noqa: S603
-    paths = {line.strip() for line in run.stdout.splitlines() if line.startswith(" ")}
-    return "\n".join(sorted(paths))
+    lines = _ninja(folder, "deps").splitlines()
+    return tuple(sorted({line.strip() for line in lines if line.startswith(" ")}))
+
+
+def _commands(folder: str) -> tuple[str, ...]:
+    """Return the commands that compiled the objects."""
+    return tuple(sorted({each["command"] for each in json.loads(_ninja(folder, "compdb")) if each["file"]}))
+
+
+def _ninja(folder: str, tool: str) -> str:
+    command = ["ninja", "-C", folder, "--quiet", "-t", tool]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout  # noqa: S603
 
 
 if __name__ == "__main__":

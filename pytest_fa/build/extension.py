@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shlex
 import sys
 import sysconfig
 from importlib.util import find_spec
@@ -18,17 +19,19 @@ import msgspec
 import ninja
 
 from pytest_fa.build.command import defines_header
-from pytest_fa.build.keys import HEADER_SUFFIXES, KEY_SCHEMA, PACKAGE, Dependency, digest, file_hash
+from pytest_fa.build.keys import HEADER_SUFFIXES, KEY_SCHEMA, PACKAGE, digest, file_hash
+from pytest_fa.build.lookups import CompiledFrom, LookupReader, default_folders, search_path
 from pytest_fa.build.target import holds_ptx
 from pytest_fa.build.toolchain import Toolchain, find_toolchain, host_toolchain
 from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import ToolchainError
 
-DEPENDENCIES = "deps.txt"
+DEPENDENCIES = "deps.json"
+OBJECTS = "objects"
 MODULE_NAME = "module.txt"  # next to the library; holds the module name that it was compiled with
 SPEC = "spec.json"
 DEFINES = "fa_defines.h"
-SCRATCH = (SPEC, DEPENDENCIES, DEFINES, "objects", "library")
+SCRATCH = (SPEC, DEPENDENCIES, DEFINES, OBJECTS, "library")
 # Environment variables that change what setuptools and the compilers do.
 ENVIRONMENT = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED", "ARFLAGS")
 
@@ -44,6 +47,13 @@ class ExtensionSpec(msgspec.Struct, frozen=True):
     cuda_flags: tuple[str, ...]
     ldflags: tuple[str, ...]
     environment: dict[str, str]
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """The output of the child process: the files that ninja recorded, and the commands that it ran."""
+
+    files: tuple[str, ...]
+    commands: tuple[str, ...]
 
 
 class Torch(msgspec.Struct, frozen=True):
@@ -82,10 +92,9 @@ def find_torch() -> Torch:
 def request_parts(variant: Variant, arch: Target) -> list[object]:
     """Return what the request key covers; it includes the Python ABI and the PyTorch version."""
     entry = variant.entry
-    headers = [str(path.relative_to(folder)) for folder in _folders(variant) for path in _headers(folder)]
     abi = [find_torch().version, sysconfig.get_config_var("SOABI")]
     toolchain = [abi, extension_environment()]
-    inputs = [entry.sources, entry.include, entry.ldflags, headers, defines_header(variant)]
+    inputs = [entry.sources, entry.include, entry.ldflags, defines_header(variant)]
     return [KEY_SCHEMA, shown_command(variant, arch), inputs, toolchain]
 
 
@@ -130,17 +139,26 @@ def stage(
     return ["env", f"PYTHONPATH={path}", sys.executable, "-m", "pytest_fa.build.compile_extension", SPEC]
 
 
-def read_dependencies(variant: Variant, staged: Path) -> tuple[Dependency, ...]:
-    """Return every file that ninja recorded, with its hash, except PyTorch's files: its version is in the key."""
+def read_inputs(variant: Variant, toolchain: Toolchain, staged: Path) -> CompiledFrom:
+    """Return what a staged library was compiled from, without PyTorch's files: its version is in the key."""
     torch = Path(find_torch().folder)
     own_folders = [folder.resolve() for folder in _folders(variant)]
-    defines = staged / DEFINES  # the request key covers it
-    files = []
-    for line in (staged / DEPENDENCIES).read_text(encoding="utf-8").splitlines():
-        path = Path(os.path.normpath(staged / "objects" / line))
-        if not path.is_relative_to(torch) and path != defines:
-            files.append((_portable(path, own_folders), file_hash(str(path)) or ""))
-    return tuple(sorted(files))
+    compiled = msgspec.json.decode((staged / DEPENDENCIES).read_bytes(), type=Compiled)
+
+    def portable(name: str) -> str | None:
+        path = Path(os.path.normpath(staged / OBJECTS / name))
+        return None if path.is_relative_to(staged) else _portable(path, own_folders)
+
+    read = {name: Path(os.path.normpath(staged / OBJECTS / name)) for name in compiled.files}
+    own = {portable(name): path for name, path in read.items() if not path.is_relative_to(torch)}
+    dependencies = tuple(sorted((place, file_hash(str(path)) or "") for place, path in own.items() if place))
+    headers = (str(torch), sysconfig.get_paths()["include"], *filter(None, (toolchain.home,)))
+    reader = LookupReader(staged / OBJECTS, (*default_folders(toolchain.host_compiler), *headers))
+    reader.look_up_libraries((*os.environ.get("LDFLAGS", "").split(), *variant.entry.ldflags))
+    commands = dict.fromkeys(tuple(shlex.split(command)) for command in compiled.commands)
+    paths = [search_path(list(words), staged / OBJECTS, is_nvcc=words[0] == toolchain.nvcc) for words in commands]
+    searched = reader.searched(compiled.files, list(dict.fromkeys(paths)))
+    return searched.inputs(dependencies, staged / OBJECTS, portable)
 
 
 def _portable(path: Path, own_folders: list[Path]) -> str:
@@ -203,5 +221,5 @@ def _folders(variant: Variant) -> list[Path]:
 
 
 def _headers(folder: Path) -> list[Path]:
-    """Return all headers in a folder: a new one may shadow another, which no recorded dependency shows."""
+    """Return all headers in a folder."""
     return sorted(path for path in folder.rglob("*") if path.suffix in HEADER_SUFFIXES)

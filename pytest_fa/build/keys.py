@@ -12,7 +12,7 @@ import msgspec
 
 import pytest_fa
 
-KEY_SCHEMA = 2
+KEY_SCHEMA = 3
 HEADER_SUFFIXES = frozenset({".h", ".hh", ".hpp", ".hxx", ".cuh", ".inc", ".inl", ".ipp", ".tpp"})
 PACKAGE = Path(pytest_fa.__file__).parent
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_fa.build import command, extension
-from pytest_fa.build.keys import Dependency, digest
+from pytest_fa.build.keys import digest
+from pytest_fa.build.lookups import CompiledFrom
 from pytest_fa.build.ninja import parallel_jobs
 from pytest_fa.build.side_by_side import DEVICE
 from pytest_fa.build.toolchain import Toolchain, find_toolchain
@@ -59,9 +60,14 @@ def stage(
     return command.stage(variant, arch, folder, toolchain, binding, side_by_side=plan.side_by_side)
 
 
-def dependencies(variant: Variant, staged: Path) -> tuple[Dependency, ...]:
-    """Return the files that a staged library was compiled from, with their hashes."""
-    return extension.read_dependencies(variant, staged) if _is_extension(variant) else command.read_dependencies(staged)
+def inputs(variant: Variant, arch: Target, toolchain: Toolchain, staged: Path) -> CompiledFrom:
+    """Return what a staged library was compiled from: files with their hashes, and what the compiler looked up.
+
+    Raises `ToolchainError` if the compiler does not say where it searches.
+    """
+    if _is_extension(variant):
+        return extension.read_inputs(variant, toolchain, staged)
+    return command.read_inputs(variant, arch, toolchain, staged)
 
 
 def shown_command(variant: Variant, arch: Target) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The files on which the selected variants depend, and their content.
 
-For a build, these are the sources and headers that the compiler has read, as the build cache knows them.  Where nothing
-was compiled, they are the files in the folders that a manifest names.
+For a build, these are the sources and headers that the compiler has read, and those that it looked for in vain, as the
+build cache knows them.  Where nothing was compiled, they are the files in the folders that a manifest names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pytest_fa.errors import FaError
 from pytest_fa.records.built import Build
 from pytest_fa.session.session import Session
 
-Hashes = dict[str, str | None]  # by path; None for a file that cannot be read
+Hashes = dict[str, str | None]  # by path; None for a file that is not there
 Contents = dict[str, Hashes]  # by variant; the manifests themselves by MANIFESTS
 
 MANIFESTS = ""
@@ -74,7 +74,7 @@ class WatchedFiles(msgspec.Struct, frozen=True):
         names = (MANIFEST_NAME, PLANTED_NAME)
         manifests = {str(path): "" for root in self.roots for name in names for path in Path(root).glob(f"*/{name}")}
         broken = {path: file_hash(path) for path in self.broken}
-        own = {name: {path: file_hash(path) for path in each.paths()} for name, each in self.variants.items()}
+        own = {name: {path: _hash(path) for path in each.paths()} for name, each in self.variants.items()}
         return {MANIFESTS: {**manifests, **broken}, **own}
 
     def places(self) -> tuple[str, ...]:
@@ -83,6 +83,12 @@ class WatchedFiles(msgspec.Struct, frozen=True):
         folders = {folder for each in self.variants.values() for folder in each.folders}
         present = {Path(place).resolve() for place in (*self.roots, *parents, *folders) if Path(place).is_dir()}
         return tuple(sorted(str(place) for place in present if present.isdisjoint(place.parents)))
+
+
+def _hash(path: str) -> str | None:
+    """The hash of a file; empty for a folder, in which the compiler may find a file that it looked for."""
+    sha256 = file_hash(path)
+    return "" if sha256 is None and Path(path).is_dir() else sha256
 
 
 def is_scratch(path: Path) -> bool:

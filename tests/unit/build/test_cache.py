@@ -136,7 +136,7 @@ def add_library(place: Workplace, folder: Path) -> Path:
 @pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_header_library_is_part_of_the_build(workplace: Workplace, tmp_path: Path) -> None:
-    """With `entry.include`, an edited or a new header of the library is compiled; the folder's name does not matter."""
+    """With `entry.include`, an edited header is compiled, and a new one if it is found; the folder's name is free."""
     header = add_library(workplace, workplace.root.parent / "third party" / "include")
     workplace.write_manifest('entry: {include: ["../../third party/include"]}\n')
 
@@ -144,13 +144,16 @@ def test_a_header_library_is_part_of_the_build(workplace: Workplace, tmp_path: P
     header.with_name("step").write_text("#define STEP 6\n", encoding="utf-8")
     edited = workplace.ensure()
     header.with_name("new.h").write_text("", encoding="utf-8")
+    unused = workplace.ensure()
+    (workplace.root / "include" / "tiles").mkdir()
+    (workplace.root / "include" / "tiles" / "step").write_text("#define STEP 7\n", encoding="utf-8")
     added = workplace.ensure()
     header.parents[1].rename(tmp_path / "elsewhere")
     workplace.write_manifest(f"entry: {{include: [{tmp_path / 'elsewhere'}]}}\n")
     moved = workplace.ensure()
 
-    counts = [report.compiled for report in (first, again, edited, added, moved)]
-    assert [1, 0, 1, 1, 0] == counts, first
+    counts = [report.compiled for report in (first, again, edited, unused, added, moved)]
+    assert [1, 0, 1, 0, 1, 0] == counts, first
     assert not any(str(tmp_path) in word for word in workplace.build().command)
 
 

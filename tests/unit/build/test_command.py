@@ -180,18 +180,3 @@ def test_toolchain_key_changes_with_the_programs(change: dict[str, object], *, c
     changed = msgspec.structs.replace(TOOLCHAIN, **change)
 
     assert (command.toolchain_key(changed) != command.toolchain_key(TOOLCHAIN)) == changes
-
-
-@pytest.mark.parametrize(
-    ("folder", "name", "changes"), [("src", "x.h", True), ("include", "x.cuh", True), ("src", "notes.txt", False)]
-)
-def test_request_key_changes_with_a_header_that_may_shadow(
-    unbuilt: Workplace, folder: str, name: str, *, changes: bool
-) -> None:
-    """A new header that an #include could find changes the request key, although no depfile names it."""
-    variant = unbuilt.variant()
-    before = recipe.request_key(variant, "sm_80")
-    place = Path(variant.folder) if folder == "src" else Path(variant.root) / "include"
-    place.mkdir(exist_ok=True)
-    (place / name).write_text("#define X 2\n", encoding="utf-8")
-    assert (recipe.request_key(variant, "sm_80") != before) == changes

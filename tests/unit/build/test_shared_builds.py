@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -183,3 +184,30 @@ def test_builds_and_their_files_stay_within_the_memory_limit(
     assert chosen == plan
     assert chosen.builds_at_once * chosen.files_at_once <= most
     assert builds * (1 + chosen.side_by_side) <= max(most, builds)
+
+
+def test_a_file_that_an_extension_looked_for_makes_a_new_build(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that g++ would now find first is seen, also where ninja records no headers, and so is an edit there."""
+    system, folder = tmp_path / "system", Path(lab.variants[0].folder)
+    system.mkdir()
+    (system / "deep.h").write_text('#if __has_include("deeper.def")\n#endif\n', encoding="utf-8")
+    monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(system))
+    lab.write('#include <deep.h>\n#if __has_include("impl.txt")\n#endif\n')
+    first = lab.variants[0]
+
+    def reason() -> str:
+        outcome = ensure([(first, "host")], lab.cache, no_build=True).outcomes["first", "host"]
+        return outcome.reason if isinstance(outcome, BuildFailure) else ""
+
+    assert ensure([(first, "host")], lab.cache).compiled == 1
+    assert reason() == ""
+    for path in (folder / "impl.txt", system / "deeper.def", folder / "Python.h", folder / "answers.h.gch"):
+        path.touch()
+        name = os.path.relpath(path, folder)
+        assert f"changed since it was built: src/{name} (new)" in reason()
+        path.unlink()
+        assert reason() == ""
+    (system / "deep.h").write_text("\n", encoding="utf-8")
+    assert "changed since it was built: src/../../system/deep.h;" in reason()
