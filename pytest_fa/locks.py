@@ -27,6 +27,7 @@ from pytest_fa.regular_file import open_regular
 if TYPE_CHECKING:
     import filelock
 
+_WAITING = re.compile(r"(?:\w+: )?waiting for ")
 NOTICE_SECONDS = 5.0  # a wait that is longer is explained
 MAX_SECONDS = 3600.0
 CHECK_SECONDS = 0.2
@@ -44,6 +45,17 @@ class _Holder(NamedTuple):
 def to_stderr(text: str) -> None:
     """Write a line to stderr."""
     sys.stderr.write(f"{text}\n")
+
+
+def tells_wait(text: str) -> bool:
+    """Whether a line says that this process waits for another one, which a user must know in any case."""
+    return _WAITING.match(text) is not None
+
+
+def say_waits(text: str) -> None:
+    """Write a line to stderr if it tells of a wait."""
+    if tells_wait(text):
+        to_stderr(f"fa: {text}")
 
 
 def go_on() -> None:
@@ -65,15 +77,43 @@ def held_lock(
     called a few times per second during a wait; what it raises ends the wait.  Raises `LockProblem` if the lock is not
     free after an hour, or if this user may not open its file.
     """
-    import filelock  # noqa: PLC0415  # 8 ms, only for a run that builds or times
-
-    lock = filelock.FileLock(path)
+    lock = _file_lock(path)
     try:
         _acquire(lock, path, what, say, notice_seconds, check)
     except OSError as problem:
-        raise LockProblem(
-            f"{what}: the lock {path} cannot be used: {problem}; delete it, or ask its owner to"
-        ) from None
+        raise _unusable(path, what, problem) from None
+    with _holding(lock, path):
+        yield
+
+
+@contextmanager
+def lock_if_free(path: Path, what: str) -> Iterator[bool]:
+    """Hold the lock `path` if no other process holds it; yield whether it is held.  Another thread may release it.
+
+    Raises `LockProblem` if this user may not open its file.
+    """
+    lock = _file_lock(path)
+    try:
+        is_free = _is_acquired(lock, 0.0, go_on)
+    except OSError as problem:
+        raise _unusable(path, what, problem) from None
+    with _holding(lock, path) if is_free else contextlib.nullcontext():
+        yield is_free
+
+
+def _file_lock(path: Path) -> filelock.BaseFileLock:
+    import filelock  # noqa: PLC0415  # 8 ms, only for a run that builds or times
+
+    return filelock.FileLock(path, thread_local=False)
+
+
+def _unusable(path: Path, what: str, problem: OSError) -> LockProblem:
+    return LockProblem(f"{what}: the lock {path} cannot be used: {problem}; delete it, or ask its owner to")
+
+
+@contextmanager
+def _holding(lock: filelock.BaseFileLock, path: Path) -> Iterator[None]:
+    """Say beside the lock that this process holds it, and release it at the end."""
     holder = _holder_path(path)
     try:
         with contextlib.suppress(OSError):

@@ -214,6 +214,19 @@ class Project:
         seconds = time.perf_counter() - start
         return Run(process.returncode, process.stdout.splitlines(), process.stderr.splitlines(), seconds, self._tree())
 
+    @contextlib.contextmanager
+    def started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """Run the shipped suite in a separate process, whose output can be read while it runs."""
+        with subprocess.Popen(
+            [sys.executable, "-m", "pytest", "--pyargs", "pytest_fa.suite", *arguments],
+            cwd=self.folder,
+            env=self._environment(None),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            yield process
+
     def run_here(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
         """Run pytest in this folder, in this process: for runs that execute no kernel.
 

@@ -12,9 +12,10 @@ from pytest_fa.build.command import toolchain_key
 from pytest_fa.build.flag_list import refusal
 from pytest_fa.build.outcomes import BuildFailure, BuildOutcome, BuildReport
 from pytest_fa.build.toolchain import Toolchain
-from pytest_fa.build.units import Request, Say, Unit, units_of
+from pytest_fa.build.units import Outcomes, Request, Say, Unit, units_of
 from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import ToolchainError
+from pytest_fa.locks import say_waits
 from pytest_fa.records.built import Build
 
 
@@ -38,13 +39,13 @@ def ensure(
     *,
     no_build: bool = False,
     allowed_flags: tuple[str, ...] = (),
-    say: Say = lambda _: None,
+    say: Say = say_waits,
 ) -> BuildReport:
     """Return the build of each request, the reason why there is none, or the tool that this machine lacks.
 
     With `no_build`, nothing is compiled.  A failure does not affect other requests.  `allowed_flags` are the globs of
-    `--fa-allow-flag`.  `say` is called with progress messages.  Raises `UsageProblem` for a cache that every user may
-    write to.
+    `--fa-allow-flag`.  `say` is called with progress messages; by default, stderr shows what is waited for.  Raises
+    `UsageProblem` for a cache that every user may write to.
     """
     start = time.perf_counter()
     cached.require_safe(cache)
@@ -123,22 +124,48 @@ def _ensure(wanted: list[Wanted], cache: Path, say: Say, *, no_build: bool) -> B
         outcomes.update({_name(each.request): _not_in_cache(each.request, why.reason, cache) for each, why in missing})
         return BuildReport(outcomes, 0, cached_count, 0.0)
     units: list[Unit] = []
-    if missing:
-        from pytest_fa.build.compile_batch import compile_units  # noqa: PLC0415  # 40 ms, only to compile
-
-        with cached.locked(cache, say):
-            # another process may have published builds while this one waited for the lock
-            published, missing = _look_up([each for each, _ in missing], cache)
+    left = [each for each, _ in missing]
+    locks = cached.BuildLocks(cache)
+    try:
+        while left:
+            # what other processes compile comes last
+            held = locks.take([each.request for each in left], say)
+            # another process may have published builds before this one took their locks
+            published, missing = _look_up([each for each in left if _name(each.request) in held], cache)
+            left = [each for each in left if _name(each.request) not in held]
             cached_count += len(published)
             outcomes.update(published)
-            for each, lookup in missing:
-                if lookup.damage:
-                    say(f"compiling {each.variant.name}/{each.arch} again: {lookup.damage}")
-            units = units_of([(each.request, each.toolchain) for each, _ in missing if each.toolchain])
-            outcomes.update(compile_units(units, cache, say))
+            for name in published:
+                locks.release(*name)
+            units += (batch := _batch(missing, say))
+            outcomes.update(_compile(batch, cache, say, locks))
+            locks.release_all()
+    finally:
+        locks.release_all()
     failed = sum(isinstance(outcome, BuildFailure) for outcome in outcomes.values())
     compiled = [len(names) for unit in units if (names := _built(unit, outcomes))]
     return BuildReport(outcomes, len(compiled), cached_count, 0.0, failed, shared=sum(compiled) - len(compiled))
+
+
+def _batch(missing: list[tuple[Wanted, cached.Lookup]], say: Say) -> list[Unit]:
+    """Return the compilations of a batch, and say which builds are compiled again because they are damaged."""
+    for each, lookup in missing:
+        if lookup.damage:
+            say(f"compiling {each.variant.name}/{each.arch} again: {lookup.damage}")
+    return units_of([(each.request, each.toolchain) for each, _ in missing if each.toolchain])
+
+
+def _compile(units: list[Unit], cache: Path, say: Say, locks: cached.BuildLocks) -> Outcomes:
+    """Compile a batch.  The lock of a build is released as soon as it is published."""
+    if not units:
+        return {}
+    from pytest_fa.build.compile_batch import compile_units  # noqa: PLC0415  # 40 ms, only to compile
+
+    def release(unit: Unit) -> None:
+        for variant in unit.variants:
+            locks.release(variant.name, unit.arch)
+
+    return compile_units(units, cache, say, release)
 
 
 def _built(unit: Unit, outcomes: dict[tuple[str, str], BuildOutcome]) -> list[str]:

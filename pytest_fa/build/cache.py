@@ -2,21 +2,24 @@
 
     <cache>/builds/<variant>-<arch>-<request key>/<toolchain key>-<content key>/{kernel.so, build.json, log.txt}
     <cache>/binding/<key>/binding.o
-    <cache>/.lock, <cache>/.stage-*
+    <cache>/locks/<variant>-<arch>-<request key>.lock, <cache>/.lock, <cache>/.stage-*
 
-A build is published by one atomic rename and never changes, so readers need no lock.  After a kill, only a staging
-folder remains, which the next builder deletes.
+A build is published by one atomic rename and never changes, so readers need no lock.  Who compiles a build, or deletes
+it, holds its lock.  `.lock` is held only for moments.  After a kill, only a staging folder remains, whose lock is free:
+the next builder deletes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
 import stat
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,12 +32,15 @@ from pytest_fa.build.lookups import CompiledFrom, Lookups, key_parts
 from pytest_fa.build.recipe import request_key
 from pytest_fa.build.unchanged import change_of
 from pytest_fa.catalog.variant import Target, Variant
-from pytest_fa.errors import UsageProblem
-from pytest_fa.locks import held_lock
+from pytest_fa.errors import LockProblem, UsageProblem
+from pytest_fa.locks import held_lock, lock_if_free, to_stderr
 from pytest_fa.records.built import Build
 from pytest_fa.regular_file import open_regular
 
 MAX_JSON_BYTES = 2**26
+MAX_LOCKS = 200  # that one process holds at once: each is an open file
+MAX_NAME = 200  # characters of a lock's file, from the end, where the key is
+STAGE = ".stage-"
 BINDING, BINDING_HASH = "binding.o", "binding.sha256"
 
 
@@ -156,7 +162,13 @@ def _file_damage(cache: Path, path: Path, sha256: str) -> str:
 
 
 def publish_binding(staged: Path, cache: Path, target: Path) -> None:
-    """Move a compiled binding to the cache, with its hash beside it.  The cache must be locked."""
+    """Move a compiled binding to the cache, with its hash beside it, unless another process has done so."""
+    with _locked(cache):
+        if not has_binding(cache, target):
+            _publish_binding(staged, cache, target)
+
+
+def _publish_binding(staged: Path, cache: Path, target: Path) -> None:
     (staged / BINDING_HASH).write_text(file_hash(str(staged / BINDING)) or "", encoding="utf-8")
     _protect(staged)
     _remove(target)
@@ -221,7 +233,7 @@ def find_by_key(cache: Path, key: str) -> list[Build]:
 
 
 def publish(cache: Path, variant: Variant, arch: Target, toolchain: str, staged: Path, stored: StoredBuild) -> Build:
-    """Move a staged build to its final folder, replacing a damaged one, and return it.  The cache must be locked."""
+    """Move a staged build to its final folder, replacing a damaged one, and return it.  Its lock must be held."""
     content = digest(key_parts(stored.dependencies, stored.lookups))
     target = request_folder(cache, variant, arch) / f"{toolchain}-{content}"
     (staged / "build.json").write_bytes(msgspec.json.format(msgspec.json.encode(stored)))
@@ -260,10 +272,16 @@ def library_path(cache: Path, variant: Variant, arch: Target, toolchain: str, in
     return str((request_folder(cache, variant, arch) / f"{toolchain}-{content}" / LIBRARY).relative_to(cache))
 
 
-def delete_builds(cache: Path, variant: Variant, arches: tuple[Target, ...]) -> None:
-    """Delete all builds of one variant with its current flags and definitions."""
+def delete_builds(
+    cache: Path, variant: Variant, arches: tuple[Target, ...], say: Callable[[str], object] = to_stderr
+) -> None:
+    """Delete all builds of one variant with its current flags and definitions, also those that are compiled now.
+
+    Waits until they are published.
+    """
     for arch in arches:
-        _remove(request_folder(cache, variant, arch))
+        with held_lock(_lock_path(cache, variant, arch), _of_build(variant, arch), say, notice_seconds=0.0):
+            _remove(request_folder(cache, variant, arch))
 
 
 def _protect(folder: Path) -> None:
@@ -280,16 +298,83 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-@contextmanager
-def locked(cache: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the cache's file lock, and delete stale staging folders.
+def _lock_path(cache: Path, variant: Variant, arch: Target) -> Path:
+    """Return the lock of a build.  Its folder is made."""
+    folder = cache / "locks"
+    make_folder(folder, cache)
+    return folder / f"{request_folder(cache, variant, arch).name[-MAX_NAME:]}.lock"
 
-    The operating system releases the lock if this process dies.
-    """
+
+def _of_build(variant: Variant, arch: Target) -> str:
+    return f"the build of {variant.name}/{arch}"
+
+
+class BuildLocks:
+    """The locks of the builds that this process compiles now, each released when its build is published."""
+
+    def __init__(self, cache: Path) -> None:
+        self._cache, self._held = cache, dict[tuple[str, str], ExitStack]()
+
+    def take(self, requests: list[tuple[Variant, Target]], say: Callable[[str], None]) -> set[tuple[str, str]]:
+        """Take the locks that are free, at most `MAX_LOCKS`; return the names of their builds.
+
+        If none is free, wait for the first one.  While it waits, a process holds no lock.
+        """
+        for variant, arch in requests[:MAX_LOCKS]:
+            self._take_if_free(variant, arch)
+        if not self._held:
+            variant, arch = requests[0]
+            lock = held_lock(_lock_path(self._cache, variant, arch), _of_build(variant, arch), say, notice_seconds=0.0)
+            self._keep(variant, arch, lock)
+        return set(self._held)
+
+    def release(self, name: str, arch: str) -> None:
+        """Release the lock of a build, if it is held."""
+        if (stack := self._held.pop((name, arch), None)) is not None:
+            stack.close()
+
+    def release_all(self) -> None:
+        """Release what is held."""
+        for name, arch in tuple(self._held):
+            self.release(name, arch)
+
+    def _take_if_free(self, variant: Variant, arch: Target) -> None:
+        with ExitStack() as stack:
+            if stack.enter_context(lock_if_free(_lock_path(self._cache, variant, arch), _of_build(variant, arch))):
+                self._held[variant.name, arch] = stack.pop_all()
+
+    def _keep(self, variant: Variant, arch: Target, lock: AbstractContextManager[None]) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(lock)
+            self._held[variant.name, arch] = stack.pop_all()
+
+
+@contextmanager
+def staging_folder(cache: Path) -> Iterator[Path]:
+    """Make a private folder in the cache, and delete it at the end.  Those of killed processes are deleted before."""
+    stage = cache / f"{STAGE}{uuid.uuid4().hex}"
+    with ExitStack() as stack:
+        with _locked(cache):  # no other process looks at a folder without a lock
+            for stale in cache.glob(f"{STAGE}*"):
+                _remove_if_stale(stale)
+            stage.mkdir()
+            stack.callback(shutil.rmtree, stage, ignore_errors=True)
+            stack.enter_context(lock_if_free(stage / "lock", str(stage)))
+        yield stage
+
+
+def _remove_if_stale(stage: Path) -> None:
+    """Delete a staging folder whose process has ended."""
+    with contextlib.suppress(LockProblem), lock_if_free(stage / "lock", str(stage)) as is_stale:
+        if is_stale:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextmanager
+def _locked(cache: Path) -> Iterator[None]:
+    """Hold the lock of the whole cache for a moment."""
     make_folder(cache, cache)
-    with held_lock(cache / ".lock", f"the build cache {cache}", say, notice_seconds=0.0):
-        for stale in cache.glob(".stage-*"):
-            shutil.rmtree(stale, ignore_errors=True)
+    with held_lock(cache / ".lock", f"the build cache {cache}"):
         yield
 
 

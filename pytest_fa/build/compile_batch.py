@@ -12,8 +12,8 @@ import shlex
 import shutil
 import subprocess
 import time
-import uuid
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +40,7 @@ from pytest_fa.build.flag_list import unlisted_flags
 from pytest_fa.build.keys import digest, file_hash
 from pytest_fa.build.lookups import CompiledFrom
 from pytest_fa.build.machine_code import read_machine_code
-from pytest_fa.build.ninja import CompileJob, about, parallel_jobs, run_jobs
+from pytest_fa.build.ninja import CompileJob, about, parallel_jobs, run_jobs, seconds_of
 from pytest_fa.build.outcomes import BuildFailure, BuildOutcome
 from pytest_fa.build.resources import read_ptxas_log, with_machine_code
 from pytest_fa.build.toolchain import Toolchain
@@ -50,44 +50,87 @@ from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.text import printable
 
+PUBLISHED = "published"  # beside a staged binding that the cache has
 MIN_FREE_BYTES = 2**20  # less than this is a full disk
 MAX_LOG_BYTES = 2**24  # ptxas figures of one build take a few kilobytes
 
 
-def compile_units(units: list[Unit], cache: Path, say: Say) -> Outcomes:
-    """Compile in a private staging folder, and publish what succeeds.  The cache must be locked."""
-    if not units:
-        return {}
-    stage = cache / f".stage-{uuid.uuid4().hex}"
-    try:
-        started_ns = time.time_ns()
-        start = time.perf_counter()
+def compile_units(units: list[Unit], cache: Path, say: Say, is_done: Callable[[Unit], None]) -> Outcomes:
+    """Compile in a private staging folder, and publish each build as soon as it is compiled.
+
+    The locks of the builds must be held.  `is_done` is called when the builds of a unit are published, or have failed.
+    """
+    with cached.staging_folder(cache) as stage:
+        return _Batch(units, stage, cache, say, is_done).run()
+
+
+class _Batch:
+    """The compilations of one run of ninja."""
+
+    def __init__(self, units: list[Unit], stage: Path, cache: Path, say: Say, is_done: Callable[[Unit], None]) -> None:
+        self._units, self._stage, self._cache, self._say, self._is_done = units, stage, cache, say, is_done
+        self._started_ns, self._start = time.time_ns(), time.perf_counter()
+        self._bindings = {unit.toolchain for unit in units if recipe.needs_binding(unit.first)}
+        self._indices = {unit.title: index for index, unit in enumerate(units)}
+        self._outcomes = dict[int, Future[Outcomes]]()
+
+    def run(self) -> Outcomes:
+        """Compile everything; return the builds and failures."""
+        stage, cache, units = self._stage, self._cache, self._units
         plan = recipe.parallel_plan([unit.first for unit in units])
-        bindings = {unit.toolchain for unit in units if recipe.needs_binding(unit.first)}
-        jobs = [*_binding_jobs(bindings, stage, cache), *_stage_units(units, stage, cache, plan)]
+        jobs = [*_binding_jobs(self._bindings, stage, cache), *_stage_units(units, stage, cache, plan)]
         for title in dict.fromkeys(unit.toolchain.title for unit in units):
             names = [unit.title for unit in units if unit.toolchain.title == title]
-            say(f"building {len(names)} with {title}{about(len(jobs), plan.builds_at_once)}: {', '.join(names)}")
+            self._say(f"building {len(names)} with {title}{about(len(jobs), plan.builds_at_once)}: {', '.join(names)}")
         own = [stage / str(index) for index, unit in enumerate(units) if recipe.needs_binding(unit.first)]
-        with disassembling_early(own) as early:
-            seconds = run_jobs(
-                stage,
-                jobs,
-                lambda done, total, title: say(f"{done}/{total} {title} ({time.perf_counter() - start:.1f} s)"),
-                plan.builds_at_once,
-            )
-            early.stop_looking()
-            problems = {toolchain: _publish_binding(stage, cache, toolchain) for toolchain in bindings}
+        with disassembling_early(own) as early, ThreadPoolExecutor(parallel_jobs()) as pool:
 
-            def finish(index: int, unit: Unit) -> Outcomes:
-                finished = _Finished(unit, stage / str(index), started_ns, seconds.get(str(index), 0.0), early)
-                return _finish(finished, cache, problems.get(unit.toolchain))
+            def finish(index: int, problem: str | None = None) -> None:
+                self._outcomes[index] = pool.submit(self._finish, index, early, problem)
 
-            with ThreadPoolExecutor(parallel_jobs()) as pool:
-                outcomes = list(pool.map(finish, range(len(units)), units))
+            def ended(done: int, total: int, title: str) -> None:
+                self._publish_bindings()
+                index = self._indices.get(title)
+                if index is not None and (stage / str(index) / LIBRARY).is_file():
+                    finish(index)  # a failed one may be compiled again, which waits until the others have ended
+                self._say(f"{done}/{total} {title} ({time.perf_counter() - self._start:.1f} s)")
+
+            try:
+                run_jobs(stage, jobs, ended, plan.builds_at_once)
+                early.stop_looking()
+                problems = {toolchain: self._binding_problem(toolchain) for toolchain in self._bindings}
+                for index, unit in enumerate(units):
+                    if index not in self._outcomes:
+                        finish(index, problems.get(unit.toolchain))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        outcomes = [self._outcomes[index].result() for index in range(len(units))]
         return {name: outcome for each in outcomes for name, outcome in each.items()}
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+
+    def _finish(self, index: int, early: EarlyDisassembly, binding_problem: str | None) -> Outcomes:
+        folder, unit = self._stage / str(index), self._units[index]
+        try:
+            seconds = seconds_of(self._stage, str(index)) if (folder / LIBRARY).is_file() else 0.0
+            return _finish(_Finished(unit, folder, self._started_ns, seconds, early), self._cache, binding_problem)
+        finally:
+            self._is_done(unit)
+
+    def _publish_bindings(self) -> None:
+        """Publish copies of the bindings that are compiled: builds of this batch are linked with the staged ones."""
+        for toolchain in self._bindings:
+            staged, target = self._stage / _binding_stage(toolchain), _binding_folder(self._cache, toolchain)
+            if (staged / "binding.o").is_file() and not (staged / PUBLISHED).exists():
+                copy = shutil.copytree(staged, staged.with_name(f"{staged.name}-copy"))
+                cached.publish_binding(copy, self._cache, target)
+                (staged / PUBLISHED).touch()
+
+    def _binding_problem(self, toolchain: Toolchain) -> str | None:
+        """The compiler's output if the binding did not compile."""
+        staged = self._stage / _binding_stage(toolchain)
+        if cached.has_binding(self._cache, _binding_folder(self._cache, toolchain)):
+            return None
+        return f"the shared binding did not compile:\n{_log(staged)}"
 
 
 # -- staging ----------------------------------------------------------------------------------------------------------
@@ -99,7 +142,6 @@ def _binding_folder(cache: Path, toolchain: Toolchain) -> Path:
 
 def _binding_jobs(toolchains: set[Toolchain], stage: Path, cache: Path) -> list[CompileJob]:
     """Return a job for each shared binding that a unit needs and that is not in the cache."""
-    stage.mkdir(parents=True)
     jobs = []
     for toolchain in toolchains:
         folder = _binding_stage(toolchain)
@@ -112,18 +154,6 @@ def _binding_jobs(toolchains: set[Toolchain], stage: Path, cache: Path) -> list[
 def _binding_stage(toolchain: Toolchain) -> str:
     """The name of the staging folder of a binding."""
     return f"binding-{toolchain_key(toolchain)}"
-
-
-def _publish_binding(stage: Path, cache: Path, toolchain: Toolchain) -> str | None:
-    """Move a newly compiled binding to the cache; return the compiler's output if it failed."""
-    target = _binding_folder(cache, toolchain)
-    if cached.has_binding(cache, target):
-        return None
-    staged = stage / _binding_stage(toolchain)
-    if not (staged / "binding.o").is_file():
-        return f"the shared binding did not compile:\n{_log(staged)}"
-    cached.publish_binding(staged, cache, target)
-    return None
 
 
 def _stage_units(units: list[Unit], stage: Path, cache: Path, plan: recipe.ParallelPlan) -> list[CompileJob]:

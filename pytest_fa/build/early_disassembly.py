@@ -29,14 +29,20 @@ class EarlyDisassembly:
         self._waiting = set(folders)
         self._pool = ThreadPoolExecutor(parallel_jobs())
         self._futures: dict[Path, list[Future[Disassembly]]] = {}
-        self._has_ended = threading.Event()
+        self._has_ended, self._looking = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._run, name="fa-disassembly", daemon=True)
         self._thread.start()
 
     def of(self, folder: Path) -> list[Disassembly]:
-        """The disassembled cubins of a folder; none if that failed, or if its compiler kept no cubin."""
+        """The disassembled cubins of a folder; none if that failed, or if its compiler kept no cubin.
+
+        Afterwards, the folder is not looked at again.
+        """
+        with self._looking:
+            self._waiting.discard(folder)
+            futures = self._futures.get(folder, [])
         disassembled = []
-        for future in self._futures.get(folder, ()):
+        for future in futures:
             try:
                 disassembled.append(future.result())
             except (OSError, subprocess.SubprocessError, ValueError, KeyError, ELFError):
@@ -55,10 +61,14 @@ class EarlyDisassembly:
 
     def _run(self) -> None:
         while not self._has_ended.wait(LOOK_SECONDS):
-            for folder in [each for each in self._waiting if any(device_folder(each).glob("*.fatbin"))]:
-                self._waiting.remove(folder)
-                cubins = [path for path in device_folder(folder).glob("*.cubin") if not path.stem.endswith("_dlink")]
-                self._futures[folder] = [self._pool.submit(disassemble, cubin) for cubin in cubins]
+            with self._looking:
+                self._look()
+
+    def _look(self) -> None:
+        for folder in [each for each in self._waiting if any(device_folder(each).glob("*.fatbin"))]:
+            self._waiting.remove(folder)
+            cubins = [path for path in device_folder(folder).glob("*.cubin") if not path.stem.endswith("_dlink")]
+            self._futures[folder] = [self._pool.submit(disassemble, cubin) for cubin in cubins]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ GIB_PER_JOB = 2.0
 SECONDS_PER_JOB = 5.0  # the mean of the kernels in this repository, on one of two cores that compile
 MIN_ANNOUNCED_SECONDS = 30.0
 MAX_SECONDS = 3600.0  # of one batch; the compilers are ended then
+MAX_LOG_SECONDS = 2.0  # until ninja has written the line of a job
+LOOK_SECONDS = 0.005
 _RUNNING: set[subprocess.Popen[str]] = set()  # the batches that run now
 
 
@@ -40,8 +43,8 @@ class CompileJob(msgspec.Struct, frozen=True):
 
 def run_jobs(
     stage: Path, jobs: list[CompileJob], say: Callable[[int, int, str], None], at_once: int | None = None
-) -> dict[str, float]:
-    """Run all jobs, `at_once` of them in parallel, and return the seconds of each successful job by its folder.
+) -> None:
+    """Run all jobs, `at_once` of them in parallel.
 
     `say(done, total, title)` is called when a job ends.  A job has succeeded if its output file exists.  Raises
     `ToolchainError` if ninja itself fails.
@@ -56,7 +59,6 @@ def run_jobs(
         kill_all(lambda: marked_with(mark))  # what a ninja that was killed has left
     if not any((stage / job.folder / "log.txt").exists() for job in jobs):
         raise ToolchainError(f"ninja ran nothing: {''.join(lines).strip()[-500:]}")
-    return _seconds(stage / ".ninja_log")
 
 
 def _run_ninja(command: list[str], stage: Path, mark: str, say: Callable[[int, int, str], None]) -> list[str]:
@@ -98,11 +100,20 @@ def end_running() -> None:
         process.terminate()
 
 
+def seconds_of(stage: Path, folder: str) -> float:
+    """Return the seconds of a successful job.  ninja writes them just after it has said that the job has ended."""
+    deadline = time.monotonic() + MAX_LOG_SECONDS
+    while (seconds := _seconds(stage / ".ninja_log").get(folder)) is None and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    return seconds or 0.0
+
+
 def _seconds(log: Path) -> dict[str, float]:
     """Return the seconds of each job from ninja's log, whose lines hold start and end in ms, and the output."""
     if not log.is_file():
         return {}
-    rows = [line.split("\t") for line in log.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = [line.split("\t") for line in lines if line.endswith("\n") and not line.startswith("#")]
     return {row[3].split("/")[0]: (int(row[1]) - int(row[0])) / 1000 for row in rows}
 
 

@@ -90,6 +90,7 @@ class KernelRun:
                 session.run_plan.catalog.require_unique_names()
             config.hook.pytest_fa_check(config=config)
         if self.options.clean and not hasattr(config, "workerinput"):
+            session.builds.say = progress_line(config)
             session.builds.clean()
         self._start_servers()
         if not hasattr(config, "workerinput"):

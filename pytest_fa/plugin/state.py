@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_fa.build.late_imports import LateImports
+from pytest_fa.locks import tells_wait, to_stderr
 from pytest_fa.plugin.files_before import FilesBefore
 from pytest_fa.plugin.keys import OPTIONS_KEY, WORKERS_KEY
 from pytest_fa.plugin.status_line import StatusLine
@@ -70,17 +71,27 @@ def live_output(config: pytest.Config) -> Callable[[str], None] | None:
 
 
 def progress_line(config: pytest.Config) -> Callable[[str], None]:
-    """A function that writes a line to the terminal past pytest's capture; silent in xdist workers and with -q."""
-    terminal = config.pluginmanager.getplugin("terminalreporter")
+    """A function that writes a line to the terminal past pytest's capture; silent in xdist workers.
+
+    With -q, it writes only what this process waits for.  Before pytest has its terminal, it writes that to stderr.
+    """
     capture = config.pluginmanager.getplugin("capturemanager")
-    if terminal is None or capture is None or hasattr(config, "workerinput") or config.get_verbosity() < 0:
+    if capture is None or hasattr(config, "workerinput"):
         return lambda _: None
 
     def say(text: str) -> None:
+        terminal = config.pluginmanager.getplugin("terminalreporter")
+        if (terminal is None or config.get_verbosity() < 0) and not tells_wait(text):
+            return
+        line = printable(f"fa: {text}")
         with capture.global_and_fixture_disabled():
+            if terminal is None:
+                to_stderr(line)
+                return
             if STATUS_LINE_KEY in config.stash:
                 config.stash[STATUS_LINE_KEY].clear()
             terminal.ensure_newline()
-            terminal.write_line(printable(f"fa: {text}"))
+            terminal.write_line(line)
+            terminal.flush()  # a log shows a wait while it lasts
 
     return say

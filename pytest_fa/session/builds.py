@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 
 from pytest_fa.build.builder import ensure
-from pytest_fa.build.cache import delete_builds, locked
+from pytest_fa.build.cache import delete_builds
 from pytest_fa.build.outcomes import BuildFailure, BuildReport
 from pytest_fa.build.target import rank, runs_on, target_arches
 from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.build.units import Say
 from pytest_fa.catalog.variant import COMPANION_ROLES, Device, Target, Variant
 from pytest_fa.errors import BuildError, ToolchainError, UsageProblem
+from pytest_fa.locks import say_waits, tells_wait
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
@@ -47,7 +48,7 @@ class Builds:
         self.options, self.run_plan = options, run_plan
         self.needed: dict[str, Variant] = {}
         self.beside: tuple[Variant, ...] = ()
-        self.say: Say = lambda _: None
+        self.say: Say = say_waits
 
     @functools.cached_property
     def report(self) -> BuildReport:
@@ -83,7 +84,13 @@ class Builds:
             return
         options = self.options
         requests = [(variant, arch) for arch in self._arches_of(variant)]
-        more = ensure(requests, options.cache, no_build=options.no_build, allowed_flags=options.allowed_flags)
+        more = ensure(
+            requests,
+            options.cache,
+            no_build=options.no_build,
+            allowed_flags=options.allowed_flags,
+            say=lambda text: self.say(text) if tells_wait(text) else None,
+        )
         self.report.outcomes.update(more.outcomes)
         self.report.lacking.update(more.lacking)
 
@@ -147,10 +154,9 @@ class Builds:
         """`--fa-clean`: remove the cached builds of the selected variants, the baselines and the overhead variants."""
         plan, cache = self.run_plan.plan, self.options.cache
         try:
-            with locked(cache, self.say):
-                for variant in (*plan.chosen, *plan.companions):
-                    if isinstance(variant, Variant) and variant.is_built:
-                        delete_builds(cache, variant, (*variant.arch, *self.options.arches))
+            for variant in (*plan.chosen, *plan.companions):
+                if isinstance(variant, Variant) and variant.is_built:
+                    delete_builds(cache, variant, (*variant.arch, *self.options.arches), self.say)
         except OSError as problem:
             raise UsageProblem(f"--fa-clean: {cache} cannot be cleaned: {problem}") from None
 

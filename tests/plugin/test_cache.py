@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import threading
 
 import pytest
 
+from pytest_fa.locks import held_lock
 from tests.projects import CASE, ONE_CASE, NewProject, Project, Run
 from tests.tiers import nightly_after
 
 pytestmark = pytest.mark.needs_nvcc
 
 OTHER = "zero@BLOCK=32"
+SECONDS = 120.0  # for a run on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +76,34 @@ def test_python_variant_needs_no_cache(project: Project) -> None:
     project.python_variant("good")
     result = project.suite(ONE_CASE, "-k", "test_correct", "--fa-cache=pytest.ini")
     assert result.outcomes == {f"test_correct[good-{CASE}]": "passed"}
+
+
+@pytest.mark.parametrize("arguments", nightly_after(1, [["-q"], ["-v"], ["-q", "--fa-clean"], ["-qq"]]), ids=" ".join)
+def test_a_wait_for_a_build_is_said(owner: Project, arguments: list[str]) -> None:
+    """One line names the build and the process that holds it while it is waited for, also with -q."""
+    cache = owner.folder / "builds"
+    (lock,) = (cache / "locks").glob("zero-sm_80-*.lock")
+    for folder in (cache / "builds").glob("zero-sm_80-*"):
+        shutil.rmtree(folder)
+    is_over = threading.Event()
+
+    def hold() -> None:
+        with held_lock(lock, "the build"):
+            is_over.wait(SECONDS)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    waiting = f"fa: waiting for the build of zero/sm_80, held by process {os.getpid()} ("
+    with owner.started("-k", "test_build", "--fa-arch=sm_80", "--fa-cache=builds", *arguments) as process:
+        assert process.stdout is not None
+        lines = list[str]()
+        while not (lines and lines[-1].startswith(waiting)) and (line := process.stdout.readline()):
+            lines.append(line)
+        was_said = bool(lines and lines[-1].startswith(waiting))
+        is_over.set()
+        lines += process.stdout.readlines()
+    holder.join(SECONDS)
+    assert (process.returncode, was_said) == (0, True), lines
+    assert len([line for line in lines if line.startswith(waiting)]) == 1, lines
+    is_quiet = arguments[0] != "-v"
+    assert any(line.startswith("fa: building") for line in lines) != is_quiet

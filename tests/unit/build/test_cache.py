@@ -1,11 +1,10 @@
-"""The cache: which changes are detected, what is found again, and kills, damaged builds and parallel processes."""
+"""The cache: which changes are detected, what is found again, and damaged builds."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -28,27 +27,6 @@ if TYPE_CHECKING:
     from tests.tiers import nightly_after
 from tests.tiers import nightly_after
 from tests.unit.build.conftest import Workplace
-
-# A process that builds: python -c BUILDER <kernels> <cache>.  It prints JSON lines: progress messages, then the result.
-BUILDER = """\
-import json, sys
-from pathlib import Path
-from pytest_fa.build.builder import ensure
-from pytest_fa.catalog.manifest import read_manifest
-
-root, cache = Path(sys.argv[1]), Path(sys.argv[2])
-(variant,) = read_manifest(root / "tile" / "variant.yaml", root)
-report = ensure([(variant, "sm_80")], cache, say=lambda text: print(json.dumps(text), flush=True))
-build = report.outcomes["tile", "sm_80"]
-print(json.dumps({"compiled": report.compiled, "library": build.library}), flush=True)
-"""
-
-
-def start_builder(place: Workplace) -> subprocess.Popen[str]:
-    """Start a build in another process, with its own process group."""
-    command = [sys.executable, "-c", BUILDER, str(place.root), str(place.cache)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-
 
 # -- changes ----------------------------------------------------------------------------------------------------------
 
@@ -314,46 +292,7 @@ def test_an_empty_batch_needs_no_compiler(tmp_path: Path, hide_compilers: Callab
     assert (report.outcomes, report.compiled, report.cached) == ({}, 0, 0)
 
 
-# -- parallel processes, kills, damage --------------------------------------------------------------------------------
-
-
-@pytest.mark.nightly
-@pytest.mark.needs_nvcc
-def test_two_processes_compile_once(workplace: Workplace) -> None:
-    """If two processes need the same build at once, one compiles it and both get it."""
-    edit_header(workplace)
-    with builds.locked(workplace.cache, lambda _: None):
-        builders = [start_builder(workplace) for _ in range(2)]
-        first_lines = [json.loads(builder.stdout.readline()) for builder in builders if builder.stdout]
-
-    results = [json.loads(builder.communicate(timeout=60)[0].splitlines()[-1]) for builder in builders]
-
-    prefix = f"waiting for the build cache {workplace.cache}, held by process {os.getpid()} ("
-    assert [line.startswith(prefix) for line in first_lines] == [True, True]
-    assert sorted(result["compiled"] for result in results) == [0, 1]
-    assert len({result["library"] for result in results}) == 1
-    assert (workplace.cache / results[0]["library"]).is_file()
-
-
-@pytest.mark.nightly
-@pytest.mark.needs_nvcc
-def test_build_after_a_kill(workplace: Workplace) -> None:
-    """After `kill -9` during a build, the next build succeeds and deletes the staging folder."""
-    edit_header(workplace)
-    builder = start_builder(workplace)
-    assert builder.stdout
-    message = json.loads(builder.stdout.readline())
-    stages = workplace.stages()
-    os.killpg(builder.pid, signal.SIGKILL)
-    builder.communicate()
-
-    report = workplace.ensure()
-
-    assert message.startswith("building 1 with nvcc")
-    assert len(stages) == 1
-    assert isinstance(report.outcomes["tile", "sm_80"], Build)
-    assert report.compiled == 1
-    assert workplace.stages() == []
+# -- damage --------------------------------------------------------------------------------
 
 
 def truncate(path: Path) -> None:
@@ -664,7 +603,7 @@ def test_a_new_cache_is_not_writable_for_others(tmp_path: Path) -> None:
     """Whatever the umask is, other users cannot write to a cache that this tool makes."""
     old = os.umask(0)
     try:
-        with builds.locked(tmp_path / "cache", lambda _: None):
+        with builds.staging_folder(tmp_path / "cache"):
             mode = (tmp_path / "cache").stat().st_mode & 0o777
     finally:
         os.umask(old)
