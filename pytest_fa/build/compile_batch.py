@@ -89,11 +89,11 @@ class _Batch:
                 self._outcomes[index] = pool.submit(self._finish, index, early, problem)
 
             def ended(done: int, total: int, title: str) -> None:
+                self._say(f"{done}/{total} {title} ({time.perf_counter() - self._start:.1f} s)")
                 self._publish_bindings()
                 index = self._indices.get(title)
                 if index is not None and (stage / str(index) / LIBRARY).is_file():
                     finish(index)  # a failed one may be compiled again, which waits until the others have ended
-                self._say(f"{done}/{total} {title} ({time.perf_counter() - self._start:.1f} s)")
 
             try:
                 run_jobs(stage, jobs, ended, plan.builds_at_once)
