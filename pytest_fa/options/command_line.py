@@ -31,10 +31,16 @@ LAST_FAILED_HINT = "; --lf runs the failed tests of earlier runs; `pytest --cach
 _LONG_FORMS = {"-o": "--override-ini", "-c": "--config-file"}
 
 
-def is_typed(config: pytest.Config) -> bool:
-    """Whether the user typed an option of pytest-fa; those of the ini file and of `addopts` do not count."""
+def typed_flags(config: pytest.Config) -> list[str]:
+    """The options of pytest-fa that the user typed; those of the ini file and of `addopts` do not count."""
     flags = {option.flag for option in all_options()}
-    return any(str(word).partition("=")[0] in flags for word in config.invocation_params.args)
+    words = (str(word).partition("=")[0] for word in config.invocation_params.args)
+    return [word for word in words if word in flags]
+
+
+def is_typed(config: pytest.Config) -> bool:
+    """Whether the user typed an option of pytest-fa."""
+    return bool(typed_flags(config))
 
 
 def implies_suite(config: pytest.Config) -> bool:

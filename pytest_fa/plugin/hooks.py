@@ -15,15 +15,13 @@ from pytest_fa.feature import features
 from pytest_fa.options import command_line, flags, options
 from pytest_fa.plugin import fixtures, hookspecs, markers
 from pytest_fa.plugin.first_use import WAITING, Waiting, kernel_run_of
+from pytest_fa.plugin.kernel_fixtures import parameters, uses_kernels
 from pytest_fa.plugin.keys import IMPLIED_KEY, KERNEL_RUN_KEY, OPTIONS_KEY
 from pytest_fa.plugin.without_benchmark import WithoutBenchmark
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
-
-PARAMETERS = ("fa_variant", "fa_case", "fa_property")
-OTHER_FIXTURES = ("fa_run", "fa_builds", "fa_benchmark")  # that use kernels also without one of these
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -84,13 +82,12 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Prepare for a test that uses a fixture of this plugin; parametrize it if that is one of variants or cases."""
     names = set(metafunc.fixturenames)
-    parameters = {*PARAMETERS, *(name for feature in features() for name in feature.fixtures)}
-    if not names & {*OTHER_FIXTURES, *parameters}:
+    if not uses_kernels(names):
         return
     run = kernel_run_of(metafunc.config)
     if "fa_run" in names:
         run.offer_run_methods(metafunc.definition)
-    if names & parameters:
+    if names & parameters():
         run.parametrize(metafunc)
 
 

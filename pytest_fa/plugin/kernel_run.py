@@ -16,6 +16,7 @@ from pytest_fa.errors import FaError, LockProblem, ToolchainError, UnusableRun
 from pytest_fa.feature import Feature, features
 from pytest_fa.options import command_line, options
 from pytest_fa.plugin import markers, servers
+from pytest_fa.plugin.asked import require_asked_tests
 from pytest_fa.plugin.fa_benchmark import FaBenchmark
 from pytest_fa.plugin.fa_run import FaRun
 from pytest_fa.plugin.items import (
@@ -146,12 +147,19 @@ class KernelRun:
             raise usage_error(problem) from None
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Deselect companions at shapes without a test of a selected variant, and placeholders without a variant."""
+    def pytest_collection_modifyitems(
+        self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Deselect companions at shapes without a test of a selected variant, and placeholders without a variant.
+
+        Without an error of collection, each typed option must have a test.
+        """
         if PROBLEM_KEY in config.stash:
             raise config.stash[PROBLEM_KEY]
         if SESSION_KEY in config.stash:
             deselect(config, items, session_of(config).run_plan.plan)
+        if not session.testsfailed and not hasattr(config, "workerinput"):
+            require_asked_tests(config, items)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Store which variants the selected tests need; they are built together."""

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable
 import pytest
 
 from pytest_fa.options import command_line
+from pytest_fa.plugin.asked import judged_nothing, unheeded
 from pytest_fa.plugin.keys import OPTIONS_KEY
 from pytest_fa.plugin.state import RESULTS_KEY, STATUS_LINE_KEY
 from pytest_fa.plugin.status_line import StatusLine, may_show
@@ -56,11 +57,26 @@ class Reports:
         """Save the records and set the exit status; write the answer below the last line of the terminal reporter."""
         self.results.finish(session.config)
         session.exitstatus = self.results.exit_status(exitstatus)
+        problem = self._unheeded(session) if session.exitstatus == pytest.ExitCode.OK else ""
+        if problem:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
         result = yield
         terminal = session.config.pluginmanager.getplugin("terminalreporter")
         if terminal and not terminal.no_summary:
             self._write_last_lines(session, exitstatus, terminal)
+        if terminal and problem:
+            terminal.write_line(f"ERROR: {problem}", red=True)
         return result
+
+    def _unheeded(self, session: pytest.Session) -> str:
+        """Why a run that would be green did not do what a typed option asks for; empty if it did."""
+        config = session.config
+        if config.option.collectonly:
+            return ""
+        if getattr(session, "items", None):
+            return unheeded(config, session.items, self.results.records)
+        is_shared_out = bool(config.getoption("numprocesses", None))
+        return judged_nothing(config) if is_shared_out and not self.results.saw_kernels else ""
 
     def _write_last_lines(self, session: pytest.Session, exitstatus: int, terminal: pytest.TerminalReporter) -> None:
         """Write the answer, also if --stepwise ended the run; if a path has no test, the command that was meant."""

@@ -62,6 +62,11 @@ class Results:
         return self._not_run["case"] + self._not_run["build"]
 
     @property
+    def saw_kernels(self) -> bool:
+        """Whether a test used kernels, or would have if it had run."""
+        return bool(self.records or self.file.lost or self.why_not_run)
+
+    @property
     def nothing_ran(self) -> bool:
         """Whether tests were selected but none ran: no case got past its build, or nothing was built."""
         no_case_ran = bool(self._not_run["case"]) and not self._any_case_ran

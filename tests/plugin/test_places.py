@@ -253,6 +253,54 @@ def test_the_header_says_so(stranger: Project) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "flags"),
+    nightly_after(
+        2,
+        [
+            (("-o", "testpaths=tests/test_sum.py", "--fa-variant=mine", "--fa-gate=0.95"), "--fa-variant, --fa-gate"),
+            (("tests/test_sum.py", "--ncu", "--fa-html=x.html"), "--ncu, --fa-html"),
+            (("tests/test_sum.py", "--fa-require-gpu"), "--fa-require-gpu"),
+            (("--collect-only", "--fa-suite=smoke", "tests/test_sum.py"), "--fa-suite"),
+        ],
+    ),
+    ids=" ".join,
+)
+def test_a_run_without_kernels_is_not_green(stranger: Project, arguments: tuple[str, ...], flags: str) -> None:
+    """If no test uses kernels, the run ends before its tests with the command that tests kernels."""
+    result = stranger.run_here(*arguments)
+    assert (result.ret, result.outcomes) == (pytest.ExitCode.USAGE_ERROR, {})
+    expected = f"ERROR: {flags}: no selected test uses kernels, so nothing would be judged; the shipped suite: pytest "
+    assert any(line.startswith(expected) for line in result.all_lines)
+
+
+def test_a_gate_that_is_not_selected_is_not_green(stranger: Project) -> None:
+    """The tests of an option must be selected; a user's own with `fa_run` may do it, which the end of the run knows."""
+    deselected = stranger.run_here("--fa-variant=mine", "--fa-gate=0.95", "-k", "test_build or test_correct")
+    assert deselected.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--fa-gate: test_gate is not among the selected tests; " in deselected.text
+    own = stranger.run_here("tests/test_kernel.py", "--fa-variant=mine", "--fa-gate=0.95", ONE_CASE)
+    assert own.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--fa-gate: test_gate is not among the selected tests; " in own.text
+    stranger.write("other/test_run.py", "def test_of_a_user(fa_run):\n    pass\n")
+    late = stranger.run_here("other/test_run.py", "--fa-variant=mine", "--fa-gate=0.95", ONE_CASE)
+    assert (late.ret, late.outcomes) == (pytest.ExitCode.USAGE_ERROR, {"test_of_a_user": "passed"})
+    assert "--fa-gate: no test of this run did that; " in late.all_lines[-1]
+
+
+def test_workers_that_judge_nothing_are_not_green(stranger: Project) -> None:
+    """With `-n`, the run says at its end that no test used kernels."""
+    result = stranger.run_here("tests/test_sum.py", "--fa-variant=mine", "-n1")
+    assert (result.ret, result.outcomes) == (pytest.ExitCode.USAGE_ERROR, {"test_sum": "passed"})
+    assert "no test of this run used kernels, so nothing was judged" in result.all_lines[-1]
+
+
+def test_other_runs_stay_green(stranger: Project) -> None:
+    """A run without a typed option, and one that only cleans the cache, test what they want."""
+    for arguments in (("tests/test_sum.py",), ("tests/test_sum.py", "--fa-clean")):
+        assert stranger.run_here(*arguments).ret == pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize(
     ("arguments", "command"),
     [
         (("kernels", "--fa-variant=mine"), "pytest --collect-only --fa-variant=mine"),
