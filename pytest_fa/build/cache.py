@@ -2,6 +2,7 @@
 
     <cache>/builds/<variant>-<arch>-<request key>/<toolchain key>-<content key>/{kernel.so, build.json, log.txt}
     <cache>/binding/<key>/binding.o
+    <cache>/trees/<tree id>/: sources of a git revision
     <cache>/locks/<variant>-<arch>-<request key>.lock, <cache>/.lock, <cache>/.stage-*
 
 A build is published by one atomic rename and never changes, so readers need no lock.  Who compiles a build, or deletes
@@ -30,6 +31,7 @@ from pytest_fa.build.extension import MODULE_NAME
 from pytest_fa.build.keys import Dependency, digest, file_hash
 from pytest_fa.build.lookups import CompiledFrom, Lookups, key_parts
 from pytest_fa.build.recipe import request_key
+from pytest_fa.build.source_trees import TREES
 from pytest_fa.build.unchanged import change_of
 from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import LockProblem, UsageProblem
@@ -193,7 +195,7 @@ def _is_inside(cache: Path, path: Path) -> bool:
 
 def require_safe(cache: Path) -> None:
     """Raise `UsageProblem` if every user may write to the cache, because its libraries are loaded and run."""
-    folders = (cache, cache / "builds", cache / "binding")
+    folders = (cache, cache / "builds", cache / "binding", cache / TREES)
     for folder in folders[1:]:
         if folder.is_symlink():
             raise UsageProblem(f"--fa-cache: {folder} is a symlink; remove it, or give the real folder as --fa-cache")
@@ -256,14 +258,25 @@ def sources_of(cache: Path, variant: Variant, build: Build) -> dict[str, str | N
     Files and folders that the compiler looked for in vain are None.  Without those of this package and of the
     compilers.  Empty if the cache no longer has the build.
     """
-    stored = _read_stored(cache, (cache / build.library).parent)
-    if isinstance(stored, str):
-        return {}
     roots = links(variant).keys() - {"fa"}
-    missing = stored.lookups.missing if stored.lookups else {}
+    stored = _stored(cache, build)
+    missing = stored.lookups.missing if stored and stored.lookups else {}
     names: list[tuple[str, str | None]] = [(f"{folder}/{name}", None) for folder in missing for name in missing[folder]]
-    own = [(path, sha256) for path, sha256 in (*names, *stored.dependencies) if path.partition("/")[0] in roots]
+    known = (*names, *(stored.dependencies if stored else ()))
+    own = [(path, sha256) for path, sha256 in known if path.partition("/")[0] in roots]
     return {os.path.realpath(dependency_path(path, variant, Path())): sha256 for path, sha256 in own}
+
+
+def files_of(cache: Path, variant: Variant, build: Build) -> list[str]:
+    """Return the real path of every file that a build was compiled from, but what its staging folder contained."""
+    stored = _stored(cache, build)
+    paths = (dependency_path(path, variant, Path()) for path, _ in (stored.dependencies if stored else ()))
+    return [os.path.realpath(path) for path in paths if os.path.isabs(path)]  # noqa: PTH117  # a text
+
+
+def _stored(cache: Path, build: Build) -> StoredBuild | None:
+    stored = _read_stored(cache, (cache / build.library).parent)
+    return None if isinstance(stored, str) else stored
 
 
 def library_path(cache: Path, variant: Variant, arch: Target, toolchain: str, inputs: CompiledFrom) -> str:

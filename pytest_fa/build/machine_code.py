@@ -20,6 +20,7 @@ from pytest_fa.build.toolchain import find_tool
 _SIZED = 4
 _THREADS = (0x05, 0x10)
 _THREE_WORDS = 12
+_NOT_HOST_CODE = (".nv_fatbin", ".note.gnu.build-id")
 
 
 class MachineCode(msgspec.Struct, frozen=True):
@@ -76,6 +77,27 @@ def read_machine_code(library: Path, known: Iterable[Disassembly] = ()) -> Machi
     hashes = sorted(hashlib.sha256(code).hexdigest() for code in sections.values())
     kernels = {name: (len(code), counts.get(name, {})) for name, code in sections.items()}
     return MachineCode(hashlib.sha256("".join(hashes).encode()).hexdigest()[:16], kernels, threads)
+
+
+def host_code(library: Path) -> str | None:
+    """Return a sha256 of the code and the data that a library holds for the CPU; None if it cannot be read.
+
+    Without the device code: that contains the numbers of source lines, which a comment changes.
+    """
+    from elftools.common.exceptions import ELFError  # noqa: PLC0415  # as in `_sections`
+    from elftools.elf.constants import SH_FLAGS  # noqa: PLC0415
+    from elftools.elf.elffile import ELFFile  # noqa: PLC0415
+
+    sha256 = hashlib.sha256()
+    try:
+        with library.open("rb") as stream:
+            for section in ELFFile(stream).iter_sections():
+                if section["sh_flags"] & SH_FLAGS.SHF_ALLOC and section.name not in _NOT_HOST_CODE:
+                    sha256.update(f"{section.name} {section['sh_type']} {section['sh_size']}\n".encode())
+                    sha256.update(section.data())
+    except (OSError, ELFError, ValueError):
+        return None
+    return sha256.hexdigest()
 
 
 def _tools() -> tuple[Path, Path]:

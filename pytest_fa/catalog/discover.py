@@ -38,17 +38,17 @@ class Catalog(msgspec.Struct, frozen=True):
             raise UnusableRun("\n".join(self.clashes.values()))
 
 
-def discover(roots: tuple[Path, ...]) -> Catalog:
-    """Read every manifest in `roots`, then in the folders of installed packages, then in `builtin/`.
+def discover(roots: tuple[Path, ...], *, with_installed: bool = True) -> Catalog:
+    """Read every manifest in `roots`, then, `with_installed`, in the folders of installed packages and in `builtin/`.
 
     A folder with a file that cannot be read becomes a `BrokenVariant`; the others are not affected.  A name that is
     declared more than once becomes a clash.  Raises `UsageProblem` if a root is not a folder.
     """
     declared: dict[str, list[tuple[Path, Variant]]] = {}  # with the files
     broken: dict[str, BrokenVariant] = {}
-    package_roots, broken_packages = _package_roots()
+    package_roots, broken_packages = _package_roots() if with_installed else ([], {})
     broken.update(broken_packages)
-    for root in _unique((*roots, *package_roots, BUILTIN_ROOT)):
+    for root in _unique((*roots, *package_roots, *([BUILTIN_ROOT] if with_installed else []))):
         if not root.is_dir():
             raise UsageProblem(f"--fa-kernels: no folder {str(root)!r}; {how_to_make('NAME', root)}")
         for path in sorted(root.glob(f"*/{MANIFEST_NAME}")):

@@ -7,6 +7,7 @@ import functools
 from pytest_fa.build.builder import ensure
 from pytest_fa.build.cache import delete_builds
 from pytest_fa.build.outcomes import BuildFailure, BuildReport
+from pytest_fa.build.source_trees import delete_trees
 from pytest_fa.build.target import rank, runs_on, target_arches
 from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.build.units import Say
@@ -151,12 +152,16 @@ class Builds:
         return any(runs_here(variant) for variant in self.needed.values())
 
     def clean(self) -> None:
-        """`--fa-clean`: remove the cached builds of the selected variants, the baselines and the overhead variants."""
+        """`--fa-clean`: remove the cached builds of the selected variants, the baselines and the overhead variants.
+
+        Of the source trees of revisions, those remain that this run uses.
+        """
         plan, cache = self.run_plan.plan, self.options.cache
         try:
-            for variant in (*plan.chosen, *plan.companions):
+            for variant in (*plan.chosen, *plan.companions, *self.beside):
                 if isinstance(variant, Variant) and variant.is_built:
                     delete_builds(cache, variant, (*variant.arch, *self.options.arches), self.say)
+            delete_trees(cache, {each.root for each in self.beside})
         except OSError as problem:
             raise UsageProblem(f"--fa-clean: {cache} cannot be cleaned: {problem}") from None
 
