@@ -175,6 +175,8 @@ class Feature:
     that it adds to the fixture `fa_run`, `fixtures` those that the module `fixtures` defines.  `added` names the type
     of what it adds to a record, a `records.added.Added`: `gated:Gate` is `Gate` in the module `gated` of its folder.
     `manifest_key` names in the same way the type of its key in a manifest, a `catalog.feature_keys.FeatureKey`.
+    `early_hooks` is a module of its folder with hooks of pytest that come before the options are read; every pytest run
+    imports it, so it imports little.
     """
 
     name: str
@@ -188,6 +190,7 @@ class Feature:
     has_hooks: bool = True
     added: str = ""
     manifest_key: str = ""
+    early_hooks: str = ""
     requires: tuple[str, ...] = ()
     commands: tuple[Subcommand, ...] = ()
 

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Add the hooks of features, and the fixtures of this plugin and of some features."""
+    """Add the hooks of features, the fixtures of this plugin and of some features, and their early hooks."""
     pluginmanager.add_hookspecs(hookspecs)
     pluginmanager.register(fixtures, "fa-fixtures")
     for feature in features():
         if feature.fixtures:
             pluginmanager.register(feature.module("fixtures"), f"fa-fixtures-{feature.name}")
+        if feature.early_hooks:
+            pluginmanager.register(feature.module(feature.early_hooks), f"fa-early-{feature.name}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

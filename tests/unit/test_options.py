@@ -36,6 +36,7 @@ GIVEN: dict[str, tuple[str, str, Any]] = {
     "--fa-gate": ("0.95", "gate.ratio", 0.95),
     "--fa-gate-baseline": ("key:1a2b", "gate.baseline", "key:1a2b"),
     "--fa-gate-gpus": ("all", "gate.gpus", None),
+    "--fa-bisect": ("true", "gate.bisects", True),
     "--fa-sweep": ("tuned", "sweep.name", "tuned"),
     "--fa-trials": ("20", "sweep.trials", 20),
     "--fa-study": ("sqlite:///study.db", "sweep.study", "sqlite:///study.db"),
@@ -64,7 +65,7 @@ ALLOWED_ONLY = {"--ncu-set": "full", "--fa-sanitize": "initcheck"}
 # What an option asks for beside it.
 NEEDS = {
     **{flag: ["--ncu"] for flag in ("--ncu-set", "--ncu-strict", "--ncu-sudo")},
-    **{flag: ["--fa-gate=0.5"] for flag in ("--fa-gate-baseline", "--fa-gate-gpus")},
+    **{flag: ["--fa-gate=0.5"] for flag in ("--fa-gate-baseline", "--fa-gate-gpus", "--fa-bisect")},
     **{flag: ["--fa-sweep=tuned"] for flag in ("--fa-trials", "--fa-study", "--fa-sampler")},
 }
 

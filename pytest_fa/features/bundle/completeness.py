@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pytest_fa.features.bundle.bundle_manifest import BundleManifest
+from pytest_fa.features.gate.gated import SHORT_DIGITS, Gate
 from pytest_fa.records.record import Record, to_json
 
 MAX_CLOCK_ERROR = timedelta(days=1)  # between the maker's clock and this one
@@ -87,5 +88,9 @@ def notes(records: Sequence[Record], hashes: Mapping[str, str]) -> Iterator[str]
     if lacking:
         more = f" and {len(lacking) - MAX_NAMED} more" if len(lacking) > MAX_NAMED else ""
         yield f"sources that are not in the bundle: {', '.join(lacking[:MAX_NAMED])}{more}"
+    for record in records:
+        if (gate := Gate.of(record)) and gate.revision:
+            commit = gate.revision.commit[:SHORT_DIGITS]
+            yield f"{record.variant}: gated against commit {commit}, whose sources are not in the bundle"
     declared = {record.variant: record.own_tolerance for record in records if record.own_tolerance and record.check}
     yield from (f"{variant}: judged by its own manifest's {text}" for variant, text in declared.items())

@@ -5,9 +5,10 @@ No rule here needs a threshold that was tuned: each follows from how the value i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from pytest_fa.features.gate.gated import OLDER_BUILD, Gate
+from pytest_fa.features.gate.gated import OLDER_BUILD, Gate, GatedRevision
 from pytest_fa.features.gate.pilot import near
 from pytest_fa.records.agreement import MIN_CALL_SHARE
 from pytest_fa.records.paired import CPU_METHOD
@@ -70,7 +71,20 @@ def _of_question(record: Record, gate: Gate) -> Iterator[str]:
         is_on_gpu = record.environment.gpu and not pair.method.startswith(CPU_METHOD)
         if is_on_gpu and not pair.samples.outside:
             yield f"{pair.samples.baseline} at {pair.samples.shape_id} has no times by the judge's clock"
+    if gate.revision:
+        yield from _of_revision(record, gate, gate.revision)
     yield from _of_selection(record, gate)
+
+
+def _of_revision(record: Record, gate: Gate, revision: GatedRevision) -> Iterator[str]:
+    """Yield how a gate against a commit differs from its command, and from the name of its baseline."""
+    if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", revision.commit):
+        yield f"its baseline is of commit {revision.commit!r}, which is no id"
+    if f"--fa-gate-baseline=git:{revision.commit}" not in record.rerun_command.split():
+        yield f"its baseline is of commit {revision.commit}, its command is {record.rerun_command!r}"
+    name = revision.baseline(record.variant)
+    if others := {pair.samples.baseline for pair in gate.pairs} - {name}:
+        yield f"its baseline is {name}, it compares with {_names(others)}"
 
 
 def _of_selection(record: Record, gate: Gate) -> Iterator[str]:

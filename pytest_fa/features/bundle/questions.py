@@ -62,7 +62,7 @@ def commands_of(level: ReplayLevel, claimed: Iterable[Record]) -> Iterator[list[
         yield from _of_cases(claimed)
     else:
         for record in claimed:
-            if gate := Gate.of(record):
+            if (gate := Gate.of(record)) and not gate.revision:  # a bundle has no history
                 yield [f"--fa-variant={record.variant}", *_question(gate), "-k", "test_gate"]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pytest_fa.features.bundle.check_rules import missing_evidence, wrong_bounds
 from pytest_fa.features.gate.decision import ANALYSES, CONFIDENCE, EARLIER_SD_SHARES, MIN_SD_SHARE, Analysis, analyse
 from pytest_fa.features.gate.gate import OUTCOMES
-from pytest_fa.features.gate.gated import Gate, GatePair
+from pytest_fa.features.gate.gated import CodeOfRevision, Gate, GatePair, verdict_of_same_code
 from pytest_fa.features.gate.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.features.gate.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval
 from pytest_fa.features.gate.pilot import OTHER_NODES, SLOWER_THAN_PILOT, BaselineTime, slower_than_pilot
@@ -49,7 +49,8 @@ def contradictions(record: Record, ceilings: Ceilings | None, known_sd: float) -
     if record.speed is not None:
         problems += _of_speed(record, record.speed, ceilings)
     if gate := Gate.of(record):
-        problems += _of_gate(record, gate, known_sd)
+        code = gate.revision.code if gate.revision else None
+        problems += _of_same_code(record, gate, code) if code else _of_gate(record, gate, known_sd)
     return problems
 
 
@@ -183,6 +184,21 @@ def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
     effect = detectable_on(known_sd, ANALYSES[-1], gpus, CONFIDENCE)
     if not math.isclose(gate.detectable, effect, rel_tol=0.5):
         yield f"detectable is {gate.detectable}, a spread of {100 * known_sd:.2f} % gives {effect:.4f}"
+
+
+def _of_same_code(record: Record, gate: Gate, code: CodeOfRevision) -> Iterator[str]:
+    """Yield what contradicts that both sides of a gate are the same code, so that nothing was timed."""
+    if gate.pairs or gate.processes or gate.pilot_us:
+        yield f"both sides are the same {code.same}, and it has times"
+    if gate.verdict != (verdict := verdict_of_same_code(gate.ratio)):
+        yield f"the verdict is {gate.verdict}, the same code gives {verdict} at {gate.ratio:g}"
+    if record.outcome != OUTCOMES[gate.verdict]:
+        yield f"the outcome is {record.outcome}, the verdict {gate.verdict}"
+    identities = {build.code_identity for build in record.builds}
+    if code.same == "machine code" and code.identity not in identities:
+        yield f"the same machine code is {code.identity}, its build has {', '.join(map(str, identities)) or 'none'}"
+    if code.same == "sources" and (record.builds or not record.sources):
+        yield "the same sources are those of a variant in Python; it has a build, or no sources"
 
 
 def _slower_than_pilot(record: Record, gate: Gate, known_sd: float, analysis: Analysis) -> bool:

@@ -247,9 +247,12 @@ def _compare_builds(manifest: BundleManifest, new: list[Record]) -> Iterator[Rep
 
 
 def _compare_records(claim: Record, result: Record | None) -> tuple[Answer, str]:
+    if (gate := Gate.of(claim)) and gate.revision:
+        commit = gate.revision.commit
+        return "NOT COMPARABLE", f"its baseline is of commit {commit}, and a bundle has no history; ask it in a clone"
     if result is None or result.outcome == Outcome.NOT_MEASURED:
         return "NOT COMPARABLE", "it did not run here (no such device, or skipped)"
-    if gate := Gate.of(claim):
+    if gate:
         return _compare_gates(claim, gate, result)
     before, after = claim.fingerprints, result.fingerprints
     if before and after and before.inputs_sha256 != after.inputs_sha256:

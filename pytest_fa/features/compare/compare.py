@@ -138,7 +138,7 @@ def _groups(records: Iterable[Record], *, by_gpu: bool) -> dict[RowKey, list[Rec
 def _shape(record: Record) -> str:
     if gate := Gate.of(record):
         shapes = ", ".join(dict.fromkeys(pair.samples.shape_id for pair in gate.pairs))
-        return f"gate < {gate.ratio:g} at {shapes}"
+        return f"gate < {gate.ratio:g}{f' at {shapes}' if shapes else ''}"
     return record.case.shape_id if record.case else record.kind
 
 

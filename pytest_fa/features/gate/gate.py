@@ -21,7 +21,14 @@ from pytest_fa.build.units import Say
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.gate.decision import ANALYSES, CONFIDENCE, MAX_DROPPED, MIN_SD_SHARE, Analysis, analyse
-from pytest_fa.features.gate.gated import OLDER_BUILD, Gate, GatePair, GateVerdict
+from pytest_fa.features.gate.gated import (
+    OLDER_BUILD,
+    Gate,
+    GatedRevision,
+    GatePair,
+    GateVerdict,
+    verdict_of_same_code,
+)
 from pytest_fa.features.gate.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.features.gate.gpu_workers import gate_processes, gpu_hashes
 from pytest_fa.features.gate.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval
@@ -39,6 +46,7 @@ from pytest_fa.features.gate.pilot import (
     slower_than_pilot,
 )
 from pytest_fa.features.gate.process_cost import ProcessCost, correction, expected_cost, part_seconds
+from pytest_fa.features.gate.revision import GIT, VariantAtRevision, compared
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import Gpu, find_gpu
 from pytest_fa.records.files import try_to_read
@@ -66,7 +74,8 @@ class GateQuestion(NamedTuple):
 
     On each shape, the candidate is compared with the fastest of `baselines` and with those up to 3 % slower.  With an
     `older_build`, it is compared with that build only.  `left_out` has one line for each shape of the run that the
-    candidate refuses.  `gpus` are those of a gate on several GPUs.
+    candidate refuses.  `gpus` are those of a gate on several GPUs.  `revision` is the only baseline, if it is the
+    candidate at another commit.
     """
 
     ratio: float
@@ -75,6 +84,7 @@ class GateQuestion(NamedTuple):
     older_build: Arm | None = None
     left_out: tuple[str, ...] = ()
     gpus: tuple[Gpu, ...] = ()
+    revision: VariantAtRevision | None = None
 
 
 def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQuestion:
@@ -94,7 +104,7 @@ def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQues
             first_seeds.setdefault(case.shape_id, case)
     if not first_seeds:
         raise Refused(f"{variant.name} supports none of the cases of this run")
-    baseline, cached, gpus = Opponents.of(run_plan)
+    baseline, cached, gpus, revisions = Opponents.of(run_plan)
     if gpus and variant.device_for(gpu=True) != "cuda":
         raise Refused(f"--fa-gate-gpus: {variant.name} runs on the CPU; drop it")
     cases, left_out = tuple(first_seeds.values()), tuple(refused.values())
@@ -102,6 +112,8 @@ def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQues
         older = msgspec.structs.replace(variant, name=f"{cached.variant}{OLDER_BUILD}{cached.key}")
         arm = Arm(older, str(run_plan.options.cache / cached.library), cached.files)
         return GateQuestion(ratio, cases, (), arm, left_out, gpus)
+    if revision := revisions.get(variant.name):
+        return GateQuestion(ratio, cases, (revision.variant,), None, left_out, gpus, revision)
     has_gpu = find_gpu() is not None
     device = variant.device_for(gpu=has_gpu)
     sdpa = tuple(each for each in run_plan.sdpa_baselines if device in (None, each.device_for(gpu=has_gpu)))
@@ -114,8 +126,13 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
     Raises `CannotRun` if this machine cannot run the variant.
     """
     start, seed = time.monotonic(), random.SystemRandom().randrange(2**31)
-    device_of(variant)
+    revision: GatedRevision | None = None
     try:
+        if question.revision:
+            revision = compared(variant, question.revision, runner.builds, runner.options.cache)
+            if revision.code:
+                return _same_code(runner, variant, question, revision, start)
+        device_of(variant)
         pilot = run_pilot(runner, variant, question.cases, question.baselines)
         if isinstance(pilot, Record):
             return runner.records.of_kind("gate", pilot, _rerun_command(runner, variant, question))
@@ -148,10 +165,46 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
             if analysis.verdict:
                 break
     gate = _gate(question, seed, samples, results, analysis, pilot, effect, (time.monotonic() - start, pilot_seconds))
+    gate = msgspec.structs.replace(gate, revision=revision)
     GateMemory.of(runner).gates.append(gate)
     outcome = OUTCOMES[gate.verdict]
     message = "" if outcome == Outcome.OK else f"{gate.verdict}: {gate.reason}"
     return _ended(runner, variant, question, outcome, message, gate)
+
+
+def _same_code(
+    runner: CaseRunner, variant: Variant, question: GateQuestion, revision: GatedRevision, start: float
+) -> Record:
+    """The record of a gate on two equal kernels: the candidate is judged where it can run, and nothing is timed."""
+    reason = f"the same {revision.code.same if revision.code else ''} as {revision.baseline(variant.name)}"
+    has_device = variant.device_for(gpu=find_gpu() is not None) is not None
+    for case in question.cases if has_device else ():
+        if (variant.name, case.id) not in runner.passed:
+            record = runner.run(variant, case, "correct")
+            if record.outcome != Outcome.OK:
+                return runner.records.of_kind("gate", record, _rerun_command(runner, variant, question))
+    verdict = verdict_of_same_code(question.ratio)
+    reason += ", so nothing was timed" if has_device else ", so nothing was timed; without a GPU nothing was judged"
+    if verdict == "INCONCLUSIVE":
+        reason += "; their ratio is 1, and 1 is neither below nor above it; --fa-gate=1.01 asks whether it is slower"
+    gate = Gate(
+        ratio=question.ratio,
+        verdict=verdict,
+        reason=reason,
+        processes=0,
+        seed=0,
+        dropped_blocks=0,
+        detectable=0.0,
+        process_sd=None,
+        seconds=time.monotonic() - start,
+        pilot_us={},
+        pairs=(),
+        left_out=question.left_out,
+        least_sd_share=MIN_SD_SHARE,
+        revision=revision,
+    )
+    message = "" if verdict == "PASS" else f"{verdict}: {reason}"
+    return _ended(runner, variant, question, OUTCOMES[verdict], message, gate)
 
 
 def _held_to_pilot(
@@ -355,11 +408,13 @@ def _ended(
 
 
 def _rerun_command(runner: CaseRunner, variant: Variant, question: GateQuestion) -> str:
-    """The command that runs the gate again.  It names every case, the ratio and the baseline."""
+    """The command that runs the gate again.  It names every case, the ratio and the baseline; a revision by its id."""
     command = rerun_command(runner.options, "gate", variant.name, None)
     words = [f"--fa-case={','.join(case.id for case in question.cases)}", f"--fa-gate={question.ratio:g}"]
     if baseline := options_of(runner.options).baseline:
-        words.append(f"--fa-gate-baseline={baseline}")
+        typed = f"--fa-gate-baseline={baseline}"
+        words.append(f"--fa-gate-baseline={GIT}{question.revision.revision.commit}" if question.revision else typed)
+        command = shlex.join(word for word in shlex.split(command) if word != typed or typed in words)
     return f"{command} {shlex.join(word for word in words if word not in shlex.split(command))}"
 
 

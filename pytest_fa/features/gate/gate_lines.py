@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pytest_fa.features.gate.decision import CONFIDENCE
-from pytest_fa.features.gate.gated import Gate, GatePair
+from pytest_fa.features.gate.gated import Gate, GatedRevision, GatePair
 from pytest_fa.records.record import Record
+
+MAX_NAMES = 3  # of files with uncommitted changes
 
 
 def gate_lines(variant: str, gate: Gate) -> list[str]:
@@ -14,8 +16,11 @@ def gate_lines(variant: str, gate: Gate) -> list[str]:
     pilot = f", {gate.pilot_seconds:.0f} s of them the pilot" if gate.pilot_seconds else ""
     cost = f"{processes}, {gate.seconds:.0f} s{pilot}{_age(gate)}, {gate.dropped_blocks} blocks dropped"
     process_sd = "unknown" if gate.process_sd is None else f"{100 * gate.process_sd:.2f} %"
+    first_line = f"{gate.verdict} {variant} < {gate.ratio:g} x baseline: {gate.reason}"
+    if gate.revision and gate.revision.code:
+        return [first_line, *_revision_lines(variant, gate.revision)]
     lines = [
-        f"{gate.verdict} {variant} < {gate.ratio:g} x baseline: {gate.reason}",
+        first_line,
         f"  {cost}, seed {gate.seed}; standard deviation of the process means {process_sd}",
     ]
     width = max((len(pair.samples.shape_id) for pair in gate.pairs), default=0)
@@ -24,7 +29,16 @@ def gate_lines(variant: str, gate: Gate) -> list[str]:
         interval = f"{100 * CONFIDENCE:g} % interval {_number(pair.low)} to {_number(pair.high)}"
         bootstrap = f"bootstrap 95 %: {_number(pair.bootstrap_low)} to {_number(pair.bootstrap_high)}"
         lines += [f"  {ratio}, {interval} ({bootstrap})", *_gpu_lines(pair)]
+    lines += _revision_lines(variant, gate.revision) if gate.revision else []
     return [*lines, *(f"  excluded: {line}" for line in gate.left_out)]
+
+
+def _revision_lines(variant: str, revision: GatedRevision) -> list[str]:
+    """Which commit the baseline is, and which sources of the candidate are not committed."""
+    names = [*revision.uncommitted[:MAX_NAMES], *(["..."] if len(revision.uncommitted) > MAX_NAMES else [])]
+    changes = f"; the gated sources have uncommitted changes: {', '.join(names)}" if names else ""
+    typed = "" if revision.commit.startswith(revision.revision) else f"git:{revision.revision}, "
+    return [f"  {revision.baseline(variant)} is {typed}commit {revision.commit}{changes}"]
 
 
 def _age(gate: Gate) -> str:

@@ -17,6 +17,8 @@ from pytest_fa.records.record import Record
 
 OLDER_BUILD = "@key:"  # in the name of a baseline that is another build of the candidate, before its key
 
+SHORT_DIGITS = 10  # of a commit's id in the name of a baseline
+
 GateVerdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
 
@@ -47,6 +49,39 @@ class GatePair(msgspec.Struct, frozen=True):
     gpu_sd: Real | None = None
 
 
+class CodeOfRevision(msgspec.Struct, frozen=True):
+    """What both sides of a gate have in common, so that nothing was timed.
+
+    `identity` is the `code_identity` of both builds, or for a variant in Python the git tree of the kernels folder.
+    """
+
+    same: Literal["machine code", "sources"]
+    identity: str
+
+
+class GatedRevision(msgspec.Struct, frozen=True):
+    """The commit whose variant is the baseline of a gate, and the git tree of its kernels folder.
+
+    `revision` is what was typed.  `uncommitted` are the candidate's sources that differ from those of HEAD, by their
+    paths in the repository.
+    """
+
+    revision: str
+    commit: str
+    tree: str
+    uncommitted: tuple[str, ...] = ()
+    code: CodeOfRevision | None = None
+
+    def baseline(self, variant: str) -> str:
+        """The name of a variant from the sources of this commit."""
+        return f"{variant}@{self.commit[:SHORT_DIGITS]}"
+
+
+def verdict_of_same_code(ratio: float) -> GateVerdict:
+    """The verdict of a gate on two equal kernels, whose ratio is 1."""
+    return "INCONCLUSIVE" if ratio == 1 else "PASS" if ratio > 1 else "FAIL"
+
+
 class Gate(Added, frozen=True):
     """The settings and the verdict of one gate.
 
@@ -59,6 +94,8 @@ class Gate(Added, frozen=True):
     process, on average, by the names of `PARTS`; older records have neither.  `pilot_age_seconds` has the times in
     `pilot_us` that an earlier gate of the run measured: how old they were when they helped to select the baselines.
     `pilot_costs` are the sums over the timings of this gate's own pilot, all of them within `pilot_seconds`.
+    `revision` is the commit of a baseline that is one; if its code is the candidate's, there are no processes and no
+    pairs.
     """
 
     feature: ClassVar = "gate"
@@ -83,6 +120,7 @@ class Gate(Added, frozen=True):
     part_seconds: dict[str, Seconds] = msgspec.field(default_factory=dict)
     pilot_age_seconds: dict[str, dict[str, Seconds]] = msgspec.field(default_factory=dict)
     pilot_costs: Costs | None = None
+    revision: GatedRevision | None = None
 
     @property
     def gpus(self) -> int:

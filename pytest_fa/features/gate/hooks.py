@@ -8,12 +8,13 @@ import pytest
 
 from pytest_fa.catalog.plan import Plan
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.features.gate.bisect_status import VERDICTS_KEY
 from pytest_fa.features.gate.gate import decide_gate, gate_question
 from pytest_fa.features.gate.gate_lines import gate_details, gate_lines
 from pytest_fa.features.gate.gate_marker import gate_of
 from pytest_fa.features.gate.gated import Gate
 from pytest_fa.features.gate.noise import read_noise
-from pytest_fa.features.gate.opponents import Opponents, gated_variants, options_of, prepare_opponents, require_gated
+from pytest_fa.features.gate.opponents import gated_variants, options_of, prepare_opponents, require_gated
 from pytest_fa.plugin.fa_run import FaRun
 from pytest_fa.plugin.items import parametrize_variants
 from pytest_fa.plugin.markers import read_marker
@@ -36,8 +37,9 @@ class Hooks:
 
     def pytest_fa_check(self, config: pytest.Config) -> None:
         """Refuse a baseline that is not there, and a run of which no variant can be gated."""
-        run_plan = session_of(config).run_plan
-        Opponents.of(run_plan)
+        session = session_of(config)
+        run_plan = session.run_plan
+        prepare_opponents(session)
         if options_of(run_plan.options).ratio is not None:
             require_gated(run_plan.plan)
 
@@ -56,6 +58,13 @@ class Hooks:
     def pytest_fa_run_methods(self) -> dict[str, Callable[..., Record]]:
         """Add `fa_run.gate`."""
         return {"gate": run_gate}
+
+    def pytest_fa_finish(self, results: Results, config: pytest.Config) -> None:
+        """Keep the verdicts for `--fa-bisect`; records that were lost or changed prove none."""
+        if not options_of(results.options).bisects:
+            return
+        gates = Gate.all_of(results.records)
+        config.stash[VERDICTS_KEY] = frozenset() if results.file.is_bad else frozenset(gate.verdict for gate in gates)
 
     def pytest_fa_details(self, record: Record) -> list[str]:
         """The lines of a gate that failed."""

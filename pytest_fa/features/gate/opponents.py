@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pytest_fa.build.cache import find_by_key
@@ -12,6 +13,7 @@ from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UsageProblem
 from pytest_fa.features.gate.gate_gpus import gpus_of_gate
 from pytest_fa.features.gate.plugin import GateOptions
+from pytest_fa.features.gate.revision import GIT, VariantAtRevision, variants_at
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import Gpu
@@ -20,11 +22,15 @@ from pytest_fa.session.session import Session
 
 
 class Opponents(NamedTuple):
-    """The variant or the cached build that replaces the SDPA backends; the GPUs of a gate on several GPUs."""
+    """What replaces the SDPA backends: a variant, a cached build, or each candidate as it is at a revision.
+
+    `gpus` are those of a gate on several GPUs.
+    """
 
     baseline: Variant | None
     cached_build: Build | None
     gpus: tuple[Gpu, ...]
+    revisions: Mapping[str, VariantAtRevision]
 
     @staticmethod
     def of(run_plan: RunPlan) -> Opponents:
@@ -35,6 +41,7 @@ class Opponents(NamedTuple):
                 _baseline(run_plan.catalog, asked.baseline),
                 _cached_build(run_plan.options, asked.baseline),
                 gpus_of_gate(asked.gpus) if asked.ratio is not None else (),
+                _revisions(run_plan, asked.baseline),
             )
         opponents: Opponents = run_plan.of_features[Opponents]
         return opponents
@@ -66,17 +73,18 @@ def require_gated(plan: Plan) -> None:
 
 
 def prepare_opponents(session: Session) -> None:
-    """Let a baseline variant be built with those that the tests need."""
-    baseline = Opponents.of(session.run_plan).baseline
-    session.builds.beside = (baseline,) if baseline else ()
+    """Let baselines be built with the variants that the tests need."""
+    opponents = Opponents.of(session.run_plan)
+    at_revision = (each.variant for each in opponents.revisions.values())
+    session.builds.beside = (*([opponents.baseline] if opponents.baseline else []), *at_revision)
 
 
 def _baseline(catalog: Catalog, name: str | None) -> Variant | None:
-    """The variant that `--fa-gate-baseline` names; None if it names a build key or is not given.
+    """The variant that `--fa-gate-baseline` names; None if it names a build key or a revision, or is not given.
 
     Raises `UsageProblem` unless exactly one readable variant has that name and it computes attention.
     """
-    if name is None or name.startswith("key:"):
+    if name is None or name.startswith(("key:", GIT)):
         return None
     matches = select_variants(catalog, (name,))
     if len(matches) != 1 or isinstance(matches[0], BrokenVariant):
@@ -98,3 +106,10 @@ def _cached_build(options: Options, name: str | None) -> Build | None:
         listed = ", ".join(f"{build.key} ({build.variant}, {build.built_at})" for build in builds.values()) or "none"
         raise UsageProblem(f"--fa-gate-baseline: {name!r} must name one cached build; it matches {listed}")
     return next(iter(builds.values()))
+
+
+def _revisions(run_plan: RunPlan, name: str | None) -> dict[str, VariantAtRevision]:
+    """The variants of a run as they are at the revision of `--fa-gate-baseline=git:REV`.  Raises `UsageProblem`."""
+    if name is None or not name.startswith(GIT):
+        return {}
+    return variants_at(gated_variants(run_plan.plan), name.removeprefix(GIT), run_plan.options.cache)

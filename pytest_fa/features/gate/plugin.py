@@ -24,8 +24,8 @@ OPTIONS = (
     ),
     OptionRow(
         "--fa-gate-baseline",
-        "gate against this variant, or against a cached build, instead of SDPA",
-        "NAME|key:KEY",
+        "gate against this variant, against a cached build, or against the variant at a git revision, instead of SDPA",
+        "NAME|key:KEY|git:REV",
         in_rerun=True,
     ),
     OptionRow(
@@ -33,6 +33,10 @@ OPTIONS = (
         "gate on the first N visible GPUs, or on all of them, at the same time: one verdict, and the ratio of each GPU",
         "N|all",
         in_rerun=True,
+    ),
+    OptionRow(
+        "--fa-bisect",
+        "end as `git bisect run` expects: 0 if every gate passed, 1 if one failed, 125 if there is no verdict",
     ),
 )
 
@@ -42,12 +46,13 @@ class GateOptions(FeatureOptions):
     """The ratio of `--fa-gate`, and with what and where the variant is compared.
 
     `baseline` is None for the SDPA backends.  `gpus` is the number of GPUs, `ALL_GPUS` for all that are visible.
-    Without a ratio, that of a test's marker holds.
+    Without a ratio, that of a test's marker holds.  `bisects` says that the exit status is for `git bisect run`.
     """
 
     ratio: float | None = None
     baseline: str | None = None
     gpus: int | None = 1
+    bisects: bool = False
 
     judges_named_cases = False
     needs_all_times = True
@@ -59,11 +64,13 @@ def read(reader: Reader) -> GateOptions | None:
     if text or reader.is_typed("fa_gate"):
         if reader.is_used("numprocesses"):
             raise UsageProblem("--fa-gate: a gate starts its own processes, one at a time; drop -n")
-        return GateOptions(ratio_of(text), baseline or None, gpus_of(gpus))
+        return GateOptions(ratio_of(text), baseline or None, gpus_of(gpus), reader.is_on("fa_bisect"))
     if baseline:
         raise UsageProblem("--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too")
     if gpus_of(gpus) != 1:
         raise UsageProblem("--fa-gate-gpus: there is no gate; give --fa-gate=RATIO too")
+    if reader.is_on("fa_bisect"):
+        raise UsageProblem("--fa-bisect: there is no gate; give --fa-gate=RATIO too")
     return None
 
 
@@ -98,6 +105,7 @@ FEATURE = Feature(
     tests=(SuiteTest("test_gate", "gate", before="test_speed", times=True),),
     run_methods=("gate",),
     added="gated:Gate",
+    early_hooks="bisect_status",
     markers=("fa_gate(ratio): ratio of fa_run.gate in this test; --fa-gate overrides it",),
     commands=(
         Subcommand(

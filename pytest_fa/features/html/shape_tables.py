@@ -72,8 +72,11 @@ def shapes_in_order(records: Iterable[Record]) -> list[str]:
     return sorted(work, key=lambda shape: (shape != TARGET_SHAPE, work[shape]))
 
 
+VERDICT_STYLES = {"PASS": "", "FAIL": "wrong", "INCONCLUSIVE": "overhead"}
+
+
 def gate_table(records: list[Record]) -> PageTable | None:
-    """One row for each pair of each gate; None without a gate."""
+    """One row for each pair of each gate, and for each gate on equal code, which timed nothing; None without a gate."""
     gates = [(record.variant, gate) for record in records if (gate := Gate.of(record))]
     rows = [
         PageRow(
@@ -87,10 +90,27 @@ def gate_table(records: list[Record]) -> PageTable | None:
                 PageCell(pair.samples.shape_id, is_text=True),
                 PageCell(str(len(pair.samples.blocks))),
             ),
-            {"PASS": "", "FAIL": "wrong", "INCONCLUSIVE": "overhead"}[gate.verdict],
+            VERDICT_STYLES[gate.verdict],
         )
         for variant, gate in gates
         for pair in gate.pairs
+    ]
+    rows += [
+        PageRow(
+            (
+                PageCell(variant, is_text=True),
+                PageCell(gate.verdict, is_text=True),
+                PageCell(f"below {gate.ratio:g}", is_text=True),
+                PageCell(f"the same {gate.revision.code.same}"),
+                PageCell("not timed"),
+                PageCell(gate.revision.baseline(variant), is_text=True),
+                PageCell("", is_text=True),
+                PageCell("0"),
+            ),
+            VERDICT_STYLES[gate.verdict],
+        )
+        for variant, gate in gates
+        if gate.revision and gate.revision.code
     ]
     names = ("variant", "verdict", "asked", "ratio", INTERVAL, "baseline", "shape", "processes")
     headers = tuple(PageCell(name, is_text=name not in ("ratio", INTERVAL, "processes")) for name in names)
