@@ -15,8 +15,11 @@ from pytest_fa.build.machine_code import host_code
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import UsageProblem
+from pytest_fa.features.bundle.completeness import notes
 from pytest_fa.features.bundle.plausible import implausible
+from pytest_fa.features.bundle.questions import commands_of
 from pytest_fa.features.bundle.recompute import contradictions
+from pytest_fa.features.bundle.replay import _compare_records
 from pytest_fa.features.compare.compare import compare
 from pytest_fa.features.compare.sides import Side
 from pytest_fa.features.gate.bisect_status import BAD, GOOD, SKIP, status_for_bisect
@@ -278,6 +281,10 @@ def require_verified_honestly(records: list[Record]) -> None:
         ):
             false = edited.to(record)
             assert contradictions(false, None, PROCESS_SD) + implausible(false) != []
+        assert list(commands_of("fast", [record])) == []
+        answer, reason = _compare_records(record, None)
+        assert (answer, "a bundle has no history" in reason) == ("NOT COMPARABLE", True)
+        assert any("whose sources are not in the bundle" in note for note in notes([record], {}))
     side = Side("a", tuple(records))
     rows = compare(side, side, lambda _: PROCESS_SD).rows
     assert {(row.shape_id, row.verdict) for row in rows} == {(f"gate < {ratio:g}", "same") for ratio in (1.2, 1.0, 0.9)}
