@@ -37,6 +37,9 @@ def _open_database(url: str) -> optuna.storages.BaseStorage:
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415  # a dependency of Optuna, only for a URL
 
     shown = without_password(url)
+    if shown.endswith("://..."):  # another reason could have parts of the password
+        reason = "it is no URL of a database; write special characters of the password in the form %40, which is @"
+        raise UsageProblem(f"the study {shown!r} cannot be opened: {reason}")
     problem: Exception | None = None
     for _ in range(MAX_OPENINGS):
         try:
@@ -49,10 +52,7 @@ def _open_database(url: str) -> optuna.storages.BaseStorage:
         else:
             weakref.finalize(storage, storage.engine.dispose)  # closes the connections
             return storage
-    if shown.endswith("://..."):  # the reason may have parts of the password
-        reason = "it is no URL of a database; write special characters of the password in the form %40, which is @"
-    else:
-        reason = str(problem).partition("\n")[0].replace(url, shown)
+    reason = str(problem).partition("\n")[0].replace(url, shown)
     raise UsageProblem(f"the study {shown!r} cannot be opened: {reason}") from None
 
 
