@@ -155,7 +155,7 @@ def _foreign_file(at: VariantAtRevision, build: Build, cache: Path) -> str:
     """A file of today's working tree, or of the cache outside the tree, from which a revision was built; else empty."""
     root = os.path.realpath(at.revision.extracted.folder)
     folders = (str(at.revision.repository.top), os.path.realpath(cache))
-    for path in (*sources_of(cache, at.variant, build), *files_of(cache, at.variant, build)):
+    for path in files_of(cache, at.variant, build):
         is_watched = any(Path(path).is_relative_to(folder) for folder in folders)
         if is_watched and not Path(path).is_relative_to(root) and not is_installed(Path(path)):
             return path
@@ -231,7 +231,8 @@ def _sources(variant: Variant, build: Build | None, cache: Path) -> Iterator[str
     """The real paths of the manifests and the sources of a variant."""
     folder = Path(variant.folder)
     yield from (os.path.realpath(path) for name in (MANIFEST_NAME, PLANTED_NAME) if (path := folder / name).is_file())
-    yield from sources_of(cache, variant, build) if build else ()
+    looked_for = sources_of(cache, variant, build) if build else {}
+    yield from (path for path, sha256 in looked_for.items() if sha256 is not None)
     yield from (os.path.realpath(folder / name) for name in source_hashes(variant, folder))
 
 
