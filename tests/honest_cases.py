@@ -11,6 +11,7 @@ job in ten is timed, on a GPU also under the profiler.  The exit status is 1 if 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import random
 import sys
@@ -235,7 +236,7 @@ def _with_profiler(job: CaseJob, result: CaseResult, profiler: ProfilerWorkers) 
 def judge_honest(
     seconds: float, most_cases: int, only: tuple[str, ...] = (), seed: int = 0, timed_every: int = TIMED_EVERY
 ) -> Tally:
-    """Judge right variants until the time is over or as many cases are judged."""
+    """Judge right variants until the time is over, as many cases are judged, or an interrupt (Ctrl-C) comes."""
     device: Device = "cuda" if find_gpu() else "cpu"
     tally = Tally()
     with tempfile.TemporaryDirectory() as name, Workers() as workers, ProfilerWorkers() as profiler:
@@ -248,12 +249,12 @@ def judge_honest(
         jobs = jobs_of(variants, device, default_cache(), seed, timed_every)
         first = next(jobs)  # builds what is missing
         deadline = time.monotonic() + seconds
-        for job in itertools.chain([first], jobs):
-            if time.monotonic() > deadline or sum(tally.judged.values()) >= most_cases:
-                return tally
-            if tally.absent.get(job.variant.name, "").startswith(ABSENT):
-                continue
-            tally.add(job, _with_profiler(job, workers.run(job), profiler))
+        with contextlib.suppress(KeyboardInterrupt):
+            for job in itertools.chain([first], jobs):
+                if time.monotonic() > deadline or sum(tally.judged.values()) >= most_cases:
+                    break
+                if not tally.absent.get(job.variant.name, "").startswith(ABSENT):
+                    tally.add(job, _with_profiler(job, workers.run(job), profiler))
     return tally
 
 
