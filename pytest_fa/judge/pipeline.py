@@ -38,7 +38,7 @@ from pytest_fa.judge.own_work import require_own_work
 from pytest_fa.judge.properties import PROPERTIES
 from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.row_outputs import explain_rows
-from pytest_fa.judge.subject import PropertySubject
+from pytest_fa.judge.subject import JudgedOutput, PropertySubject
 from pytest_fa.judge.truth import Truth
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.judge.warm_up import warm_up_of
@@ -85,7 +85,7 @@ def run_case(
             findings.out, findings.more = _first_output(job, launch)
         if job.property_name:
             with stages("correct"):
-                _check_property(job, job.property_name, candidate, findings.truths)
+                _check_property(job, job.property_name, candidate, findings)
         elif job.checks_output:
             with stages("sanity"):
                 _check_sanity(job, launch, findings, stages)
@@ -177,6 +177,12 @@ class Findings:
         """`check`, which stage `sanity` sets."""
         assert self.check is not None  # noqa: S101  # later stages run only after `sanity`
         return self.check
+
+    def describe(self, judged: JudgedOutput) -> None:
+        """Describe an output of another call from now on."""
+        self.out, self.more = judged.output
+        self.inputs, self.truth, self.check = judged.inputs, judged.truth, judged.check
+        self.row_truths = judged.row_truths
 
     def result(self, outcome: Outcome, message: str, stages: Stages, *, context_lost: bool = False) -> CaseResult:
         """The result of the job: the findings without their tensors, and the state of each stage."""
@@ -279,9 +285,18 @@ def _check_repeats(job: CaseJob, findings: Findings) -> None:
             _check_again(findings.farthest, findings, job.policy, " in a repeat", "repeats")
 
 
-def _check_property(job: CaseJob, name: str, candidate: Candidate, truths: TruthStore) -> None:
-    """Check one property of the variant; raises if it does not hold."""
-    PROPERTIES[name](PropertySubject(job.variant, job.case, job.policy, candidate, truths))
+def _check_property(job: CaseJob, name: str, candidate: Candidate, findings: Findings) -> None:
+    """Check one property of the variant; raises if it does not hold.  `findings` then describe the wrong output."""
+    subject = PropertySubject(job.variant, job.case, job.policy, candidate, findings.truths)
+    try:
+        PROPERTIES[name](subject)
+    except Tampering:
+        raise
+    except WrongResult as problem:
+        is_about_output = problem.caught_by == (name,)
+        if is_about_output and (wrong := subject.wrong or subject.wrong_last_call()) is not None:
+            findings.describe(wrong)
+        raise
 
 
 # -- speed ------------------------------------------------------------------------------------------------------------

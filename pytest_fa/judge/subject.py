@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -13,12 +14,27 @@ from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.inputs import Inputs, Output, bits_of, clone, make_inputs, poisoned_output, poisoned_rows
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.output_check import check_output, with_rows
+from pytest_fa.judge.truth import Truth
 from pytest_fa.judge.truth_store import TruthStore
+from pytest_fa.records.checks import Check
 from pytest_fa.wire.commands import CallViews
 
 
+class JudgedOutput(NamedTuple):
+    """An output with all that its diagnosis needs."""
+
+    output: Output
+    inputs: Inputs  # whose truth it has; of the call if only a further output is wrong
+    truth: Truth
+    row_truths: Mapping[str, RowTruth]  # of the further outputs
+    check: Check
+
+
 class PropertySubject:
-    """The variant that a property is tested on: makes inputs, calls the variant, judges outputs."""
+    """The variant that a property is tested on: makes inputs, calls the variant, judges outputs.
+
+    `wrong` is the output for which `require_right` raised `WrongResult`.
+    """
 
     def __init__(
         self, variant: Variant, case: Case, policy: Tolerance, candidate: Candidate, truths: TruthStore | None = None
@@ -26,6 +42,8 @@ class PropertySubject:
         self.variant, self.candidate, self.device = variant, candidate, candidate.device
         self._truths = truths or TruthStore(0)
         self._case, self._policy, self.computes = case, policy, case.computes
+        self.wrong: JudgedOutput | None = None
+        self._last_call: tuple[Inputs, Output] | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -82,6 +100,7 @@ class PropertySubject:
         for name, original in before.parts.items():
             if not torch.equal(bits_of(inputs.parts[name]), bits_of(original)):
                 raise WrongResult("inputs", f"the kernel changed its input {name}")
+        self._last_call = before, buffer
         return buffer
 
     @property
@@ -104,12 +123,30 @@ class PropertySubject:
 
         The further outputs must be right for `called`, the inputs of the call, if these are others.
         """
+        judged = self._judge(output, inputs, called or inputs)
+        if not judged.check.passed:
+            self.wrong = judged
+            raise WrongResult(name, f"{name}{where}: {judged.check.complaint}")
+
+    def wrong_last_call(self) -> JudgedOutput | None:
+        """The last call's output if it is wrong, for a property that compares outputs bit by bit; None with NaN data."""
+        if self._last_call is None:
+            return None
+        inputs, output = self._last_call
+        if not all(bool(tensor.isfinite().all()) for tensor in inputs.exact()[:3]):
+            return None
+        judged = self._judge(output, inputs, inputs)
+        return None if judged.check.passed else judged
+
+    def _judge(self, output: Output, inputs: Inputs, called: Inputs) -> JudgedOutput:
+        """The verdict on a private copy of an output by the truth of `inputs`, on further ones by that of `called`."""
+        output = output.clone()
         truth = self._truths.truth_of(self.computes, inputs, self.variant.rounds, self._policy)
+        row_truths = {more: self._row_truth_of(more, called) for more in output.more}
         check = check_output(output.out, truth, self._policy)
         for more, rows in output.more.items():
-            check = with_rows(check, more, rows, self._row_truth_of(more, called or inputs))
-        if not check.passed:
-            raise WrongResult(name, f"{name}{where}: {check.complaint}")
+            check = with_rows(check, more, rows, row_truths[more])
+        return JudgedOutput(output, called if check.only_wrong_rows else inputs, truth, row_truths, check)
 
     def _row_truth_of(self, output: str, inputs: Inputs) -> RowTruth:
         return self._truths.row_truth_of(output, inputs, self.variant.rounds, self._policy)

@@ -45,7 +45,8 @@ def contradictions(record: Record, ceilings: Ceilings | None, known_sd: float) -
     problems = [*_of_identity(record), *_of_outcome(record), *missing_evidence(record)]
     if record.check is not None:
         dtype = record.case.dtype if record.case is not None else ""
-        problems += [*wrong_bounds(record.check, record.case), *_of_check(record.check, has_own_limits=dtype == "fp32")]
+        problems += wrong_bounds(record.check, record.case, has_own_shape=record.kind == "property")
+        problems += _of_check(record.check, has_own_limits=dtype == "fp32")
     if record.speed is not None:
         problems += _of_speed(record, record.speed, ceilings)
     if gate := Gate.of(record):
