@@ -1,5 +1,7 @@
 """Repeat a call and compare the outputs bit by bit: an output that changes from call to call indicates a race.
 
+If it changes once, and all later calls agree, the kernel keeps state between calls.
+
 Each call writes an output of its own.  The candidate makes many calls in a row, and the judge compares their outputs
 afterwards, in its own process.
 """
@@ -26,6 +28,7 @@ DEFAULT_REPEATS = {"cpu": 100, "cuda": 10_000}  # 10,000 calls miss a fault of o
 FURTHER_SEED_REPEATS = {"cpu": 10, "cuda": 1_000}  # of a shape that was repeated with other data before
 MAX_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**29}  # of the outputs of one batch
 COMPARED_BYTES = 2**26  # of outputs that are compared at once
+MIN_LATER = 3  # equal outputs of the last calls, unlike those before them, that show another reason than a race
 BATCH_SECONDS = 0.1  # a batch that takes less time is followed by one of twice as many calls
 
 # What precedes the first `WITH_POISON` calls, in turn: shared memory full of NaN, most multiprocessors occupied, a cold
@@ -55,8 +58,9 @@ def repeat(
 ) -> tuple[Repeats, Output]:
     """Repeat a checked call and compare each output bitwise with `first`, and its further outputs if there are some.
 
-    Also returns what is farthest from `first` if `keep_farthest` is set, else `first`.  The number of calls is
-    `requested_count`; if that is None, it is 10,000 on a GPU and 100 on the CPU (with `is_further_seed` a tenth of it),
+    Also returns what is farthest from `first` if `keep_farthest` is set; else the output of the last calls if they
+    agree and differ from `first`; else `first`.  The number of calls is `requested_count`; if that is None, it is
+    10,000 on a GPU and 100 on the CPU (with `is_further_seed` a tenth of it),
     or as many as fit in 0.5 s; at least one.  NaN equals NaN of the same bits.  `before_launch` is called before each
     batch of calls.
     """
@@ -80,6 +84,8 @@ def repeat(
             break
         size = min(2 * size, len(outs.out)) if now - batch_start < BATCH_SECONDS else max(1, size // 2)
     of_out, *of_more = comparisons
+    if of_out.later_agree and not keep_farthest:
+        of_out.farthest = of_out.later
     counts = {name: comparison.differing for name, comparison in zip(first.more, of_more, strict=True)}
     repeats = of_out.result(count, launch.why_no_smem_poison).with_rows_differing(counts)
     farthest = {name: comparison.farthest for name, comparison in zip(first.more, of_more, strict=True)}
@@ -108,6 +114,7 @@ class _Comparison:
         self._want = bits_of(first).clone()
         self._ever_differed = torch.zeros_like(self._want, dtype=torch.bool)
         self.differing, self._distance = 0, 0.0
+        self.later, self._is_one_change = self.farthest, True  # the first output that differs; no other one follows it
 
     def add(self, outs: torch.Tensor) -> None:
         """Compare outputs, [calls, batch, heads, seq_q, head_dim], as private copies: a candidate may still write."""
@@ -116,14 +123,30 @@ class _Comparison:
             differs = bits_of(copies) != self._want
             self._ever_differed.logical_or_(differs.any(0))
             differing = differs.flatten(1).any(1)
+            if self.differing or bool(differing.any()):
+                self._follow(copies, differing)
             self.differing += int(differing.sum())
             if self._keep_farthest and bool(differing.any()):
                 self._keep(copies[differing])
 
+    @property
+    def later_agree(self) -> bool:
+        """Whether enough calls differ, all of them the last ones, with one output."""
+        return self._is_one_change and self.differing >= MIN_LATER
+
+    def _follow(self, copies: torch.Tensor, differing: torch.Tensor) -> None:
+        """Compare the outputs from the first one that differs with that one."""
+        start = 0
+        if not self.differing:
+            start = int(differing.nonzero()[0])
+            self.later = copies[start].clone()
+        self._is_one_change &= bool((bits_of(copies[start:]) == bits_of(self.later)).all())
+
     def result(self, count: int, why_no_smem_poison: str | None) -> Repeats:
         """The counts as they are recorded."""
         ever_differed = self._ever_differed
-        return Repeats(count, self.differing, int(ever_differed.sum()), first_index(ever_differed), why_no_smem_poison)
+        places = int(ever_differed.sum()), first_index(ever_differed)
+        return Repeats(count, self.differing, *places, why_no_smem_poison, later_agree=self.later_agree)
 
     def _keep(self, copies: torch.Tensor) -> None:
         distances = (copies.float() - self._first.float()).abs().nan_to_num(nan=math.inf).flatten(1).amax(1)

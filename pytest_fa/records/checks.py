@@ -112,6 +112,7 @@ class Repeats(msgspec.Struct, frozen=True):
     calls, the log-sum-exp differs.
     `why_no_smem_poison` says why shared memory was not filled with NaN before calls; it is None if it was: before at
     least the first 128, and every tenth one after them.  With `may_differ`, the manifest says `deterministic: false`.
+    With `later_agree`, the calls that differ are all the last ones, and their outputs are equal to one another.
     """
 
     count: Natural
@@ -121,6 +122,12 @@ class Repeats(msgspec.Struct, frozen=True):
     why_no_smem_poison: str | None
     lse_differing: Natural = 0
     may_differ: bool = False
+    later_agree: bool = False
+
+    @property
+    def equal_first_calls(self) -> int:
+        """How many calls, from the first one on, have the first output, if `later_agree`."""
+        return 1 + self.count - self.differing  # the first call is none of the repeats
 
     @property
     def rows_differing(self) -> dict[str, int]:

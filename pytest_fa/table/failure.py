@@ -60,6 +60,8 @@ def check_lines(check: Check, computes: Computes = "attention") -> list[str]:
 def repeats_line(repeats: Repeats, computes: Computes = "attention") -> str:
     """The number of repeats, how many of them differ, and where.  A difference means that the kernel has a race.
 
+    If the last calls agree, they show that the kernel keeps state between calls.
+
     Equal repeats exclude rare faults only down to a rate, which the line names.
     """
     missing = repeats.why_no_smem_poison
@@ -76,7 +78,8 @@ def repeats_line(repeats: Repeats, computes: Computes = "attention") -> str:
         excluded = f"; a fault in more than {100 * rate:.2g} % of the calls is excluded (95 %)" if rate else ""
         return f"  repeats: {repeats.count} {memory}, all bitwise equal{excluded}"
     changed = f"{repeats.differing} differ from the first call in {repeats.element_count} elements"
-    return f"  repeats: {repeats.count} {memory}, {changed}, first at {_place(repeats.first, computes)}: a race"
+    reason = "a race" if not repeats.later_agree else "state kept between calls, since these all agree"
+    return f"  repeats: {repeats.count} {memory}, {changed}, first at {_place(repeats.first, computes)}: {reason}"
 
 
 def _diagnosis_lines(diagnosis: Diagnosis) -> list[str]:

@@ -81,8 +81,9 @@ def test_a_wrong_lse_has_its_rows(snapshot: SnapshotAssertion) -> None:
         Repeats(10_000, 0, 0, None, None),
         Repeats(100, 37, 5, (0, 1, 64, 0), None),
         Repeats(7, 0, 0, None, "no cuda.bindings"),
+        Repeats(100, 99, 5, (0, 1, 64, 0), None, later_agree=True),
     ],
-    ids=["equal", "in part", "a race", "without NaN-filled memory"],
+    ids=["equal", "in part", "a race", "without NaN-filled memory", "state"],
 )
 def test_repeats_are_one_line(repeats: Repeats, snapshot: SnapshotAssertion) -> None:
     """One line has the number of repeats, the state of shared memory, and how many repeats differ and where."""
