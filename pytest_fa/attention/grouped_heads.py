@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.mistake import Mistake
@@ -78,12 +79,47 @@ class GroupedHeads(Part):
     # -- the judge --------------------------------------------------------------------------------------------------
 
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
-        """Heads of k and v in turn instead of in groups."""
+        """Query heads that read other heads of k and v than h // group."""
         heads, kv_heads = inputs.q.shape[1], inputs.k.shape[1]
-        if kv_heads not in (1, heads):
-            order = [head % kv_heads for head in range(heads)]
-            words = "query heads are mapped to key heads modulo, not in groups: look at h % kv_heads"
-            yield Mistake(words, lambda inputs: inputs._replace(k=inputs.k[:, order], v=inputs.v[:, order]))
+        if kv_heads in (1, heads):
+            return
+        group = heads // kv_heads
+        right = [head // group for head in range(heads)]
+        known = [right]
+        for words, order in _orders(heads, kv_heads, group):
+            if order in known or max(order) >= kv_heads:
+                continue
+            known.append(order)
+            for names, of in ((("k", "v"), ""), (("k",), " of K"), (("v",), " of V")):
+                yield Mistake(words.format(of), partial(_in_order, names, order))
+
+
+def _orders(heads: int, kv_heads: int, group: int) -> Iterator[tuple[str, list[int]]]:
+    """The key head of each query head in wrong mappings, with words that have a place for the tensor."""
+    h = range(heads)
+    shift = (group - 1).bit_length()
+    modulo = "query heads are mapped to key heads{} modulo, not in groups: look at h % kv_heads"
+    yield modulo, [head % kv_heads for head in h]
+    sizes = {kv_heads: ["the divisor is kv_heads"]}
+    if 1 << shift != group:
+        sizes.setdefault(1 << shift, []).append("the group is rounded up to a power of two")
+        sizes.setdefault(1 << (shift - 1), []).append("the group is rounded down to a power of two")
+    for size, reasons in sizes.items():
+        words = f"query heads share key heads{{}} in groups of {size}, not {group}: look whether {' or '.join(reasons)}"
+        yield words, [min(head // size, kv_heads - 1) for head in h]
+    yield "query heads are mapped to key heads{} h % group: look at h / group", [head % group for head in h]
+    yield "key heads{} are in reverse order: look at the head index", [kv_heads - 1 - head // group for head in h]
+
+
+def _in_order(names: tuple[str, ...], order: list[int], inputs: Any) -> Any:  # `gpu.inputs.Inputs`
+    """The inputs with heads of k, of v or of both for each query head; those not named are as they should be."""
+    heads = len(order)
+    return inputs._replace(
+        **{
+            name: getattr(inputs, name)[:, order] if name in names else repeated(getattr(inputs, name), heads)
+            for name in ("k", "v")
+        }
+    )
 
 
 def repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:

@@ -18,9 +18,11 @@ from pytest_fa.judge.explain import WrongOutput, explain_attention, explain_scor
 from pytest_fa.judge.nonfinite import explain_nonfinite
 from pytest_fa.judge.output_check import limits
 from pytest_fa.judge.truth import Truth
+from pytest_fa.judge.zeros import explain_zeros
 from pytest_fa.records.checks import Check, CrossCheck, Diagnosis, Repeats
 
 MAP_COLUMNS, MAP_ROWS = 48, 16
+KEPT = "state is kept between calls, look for what a call leaves in memory that the next one uses"
 MIN_TILE = 16  # queries per column of the error map
 
 
@@ -48,6 +50,15 @@ def diagnose(
         cross_checks=cross_checks,
         conclusion=conclusion(cross_checks),
     )
+
+
+def kept_state(repeats: Repeats, first: Check, later: Check) -> str:
+    """What it means that the output changed once, and then never again; `later` is the verdict on the later output."""
+    calls = "the first call is" if (count := repeats.equal_first_calls) == 1 else f"the first {count} calls are"
+    verdicts = {True: "right", False: "wrong"}
+    too = ", too" if first.passed == later.passed else ""
+    other = f"all later calls give one other result, which is {verdicts[later.passed]}{too}"
+    return f"{calls} {verdicts[first.passed]}, and {other}: {KEPT}"
 
 
 def conclusion(cross_checks: tuple[CrossCheck, ...]) -> str:
@@ -96,8 +107,9 @@ def _cause(
         return "the output changes from call to call: a race, or a read of memory that the kernel never wrote"
     if nonfinite := explain_nonfinite(wrong.out, bad, inputs, wrong.computes):
         return nonfinite
-    if not bool(wrong.out.any()):
-        return "the output is all zeros: the kernel writes zeros, or the result is never written to the output"
+    is_zero = not bool(wrong.out.any())
+    if is_zero and (zeros := explain_zeros(wrong.out, wrong.truth, wrong.policy, inputs, wrong.computes)):
+        return zeros
     explain = explain_scores if wrong.computes == "scores" else explain_attention
     return str(explain(wrong, inputs, rounds))
 

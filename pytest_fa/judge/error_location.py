@@ -10,6 +10,8 @@ import torch
 from pytest_fa.attention.scores import AXES, Computes
 from pytest_fa.records.checks import Index
 
+ORDINALS = {2: "nd", 3: "rd"}
+
 
 def element_index(flat: int, tensor: torch.Tensor) -> Index:
     """The four indices of the flat index `flat`.
@@ -48,5 +50,6 @@ def _span(name: str, indices: list[int], size: int) -> str:
     if steps == {1}:
         return f"{name} {first} to {last} of {size}"
     if len(steps) == 1:
-        return f"every {steps.pop()}th {name} from {first}"
+        step = steps.pop()
+        return f"every {step}{ORDINALS.get(step, 'th')} {name} from {first}"
     return f"{len(indices)} of {size} {name} indices"

@@ -5,7 +5,8 @@ A mistake explains an output if three things hold on the compared part of the ou
 1. The output passes the tolerance policy with the mistake's result in the place of truth.
 2. The output does not pass it with truth.
 3. The output is at the mistake's result and not between it and truth.  With d = truth - result and e = out - result,
-   the part |<e, d>| / <d, d> of the way to truth is at most 0.2, and |d| is at least 20 times the RMS of e.
+   the part |<e, d>| / <d, d> of the way to truth is at most 0.2, and |d| is at least 20 times the RMS of e.  Under the
+   loose policies, the RMS of e is at most half of the RMS error.
 
 If several mistakes remain, each pair is compared in the same way.  If two give the same output, both are named; if more
 do, none is.
@@ -18,6 +19,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,25 +29,46 @@ from pytest_fa.attention.scores import AXES, Computes
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.key_ranges import likely_ranges
+from pytest_fa.judge.memory_mistakes import DTYPE_NAMES, OTHER_16_BIT
 from pytest_fa.judge.mistaken import Predictor, Selection, scores_needed
 from pytest_fa.judge.mistakes import attention_mistakes
 from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.policies import rms, ulp
-from pytest_fa.judge.rearranged import rearrangements, rows_scaled, scaled
+from pytest_fa.judge.rearranged import (
+    LARGEST_REMAINDER,
+    clamped,
+    rearrangements,
+    rows_scaled,
+    scaled,
+    times_factor,
+)
+from pytest_fa.judge.roundings import STEP, half_sums, rounding_mistakes
 from pytest_fa.judge.scores import mistaken_scores, score_mistakes
 from pytest_fa.judge.truth import Truth
+from pytest_fa.judge.zeros import explain_zeros
 
-MAX_SECONDS = 30.0  # after this time no further mistake is tried, and none is named
+MAX_SECONDS = 30.0  # after this time no further mistake is tried, and none is named; zeros still are
 SCREENING_SCORES = 2**14  # scores per mistake in the first, coarse comparison; torch uses one thread for so few
 MAX_SCORES = {"cuda": 2**24, "cpu": 2**22}  # scores per mistake in the comparison that decides
 MAX_HEADS = 4  # (batch, head) pairs of a selection
 MIN_ROWS = 4
 SEPARATION = 20.0
 LARGEST_PART = 0.2
+LARGEST_REMAINDER_IF_LOOSE = 0.5  # of the RMS error, under a policy that allows more than rounding causes
+BEYOND = 0.5  # the same away from another mistake; the errors of P that truncation and rounding cause are correlated
 MAX_NAMES = 2  # mistakes that are named if their outputs are the same
 COARSE_FP8 = 0.1  # the same as a fraction of the result, for the policy `fp8`
 MIN_OF_TF32 = 0.1  # of the RMS error of products in tf32; a smaller error has another reason
 TF32_WORDS = "the error is no larger than that of products in tf32: compute them in fp32, or declare `rounds: [tf32]`"
+MAX_ROUNDING = 30.0  # times the RMS error of the same-precision reference; a larger error has another reason
+MIN_OF_SUMS = 0.3  # of the RMS error of sums in 16 bits; a smaller error has another reason
+SUMS_WORDS = (
+    "the error is no larger than that of sums in {0}: accumulate Q K^T and P V in float32, or declare `rounds: [s]` "
+    "if only S is meant to be in {0}"
+)
+LARGEST_OF_GAIN = 0.1  # of the square of an error of sums that one factor of the whole output may cause
+MAX_TERMS = 2**13  # of a sum that is computed term by term
+SCALE_STEPS = 24  # of the search for a scale; each takes the root of its factor
 COARSE = 4.0  # the first comparison allows this multiple of the error that rounding causes
 
 
@@ -100,17 +123,24 @@ def explain_attention(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding
     stop_at = time.monotonic() + MAX_SECONDS
     for mistake in _candidates(wrong, predictor):
         if time.monotonic() > stop_at:
-            return Explanation()
+            return _zeros(wrong, inputs)
         if scores_needed(mistake, inputs, fine) <= 2 * most and _may_explain(wrong, predictor, mistake, coarse):
             results.append(MistakeResult(mistake.words, predictor.predict(mistake, fine)))
-    explanation = _explanation(wrong, results, fine) or _row_factors(wrong, predictor, fine)
-    return explanation or _undeclared_tf32(wrong, predictor, fine)
+    roundings = _roundings(wrong, predictor, fine)
+    if explanation := _explanation(wrong, [*results, *roundings], fine):
+        return explanation
+    if zeros := _zeros(wrong, inputs):
+        return zeros
+    further = (_undeclared_sums, _other_scale, _row_factors, _undeclared_tf32)
+    return next(filter(None, (explain(wrong, predictor, fine) for explain in further)), Explanation())
 
 
 @_one_thread()
 def explain_scores(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding, ...] = ()) -> Explanation:
     """The known mistakes of scores that give a wrong output, which must be finite."""
     truth, selection = wrong.truth, Selection.all(inputs.q)
+    if zeros := _zeros(wrong, inputs):
+        return zeros
     if wrong.out.numel() > MAX_SCORES[wrong.out.device.type]:
         return Explanation()
     results = [
@@ -123,6 +153,12 @@ def explain_scores(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding, .
         fitted = [MistakeResult(mistake.words, predictor.predict(mistake, selection)) for mistake in _fitted(wrong)]
         explanation = _explanation(wrong, fitted, selection)
     return explanation
+
+
+def _zeros(wrong: WrongOutput, inputs: Inputs) -> Explanation:
+    """Zeros in an output that is right but for them; this takes little time."""
+    zeros = explain_zeros(wrong.out, wrong.truth, wrong.policy, inputs, wrong.computes)
+    return Explanation((zeros,)) if zeros else Explanation()
 
 
 def _candidates(wrong: WrongOutput, predictor: Predictor) -> Iterator[Mistake]:
@@ -138,12 +174,77 @@ def _candidates(wrong: WrongOutput, predictor: Predictor) -> Iterator[Mistake]:
 def _fitted(wrong: WrongOutput) -> Iterator[Mistake]:
     out, right = wrong.out.double(), wrong.truth.out
     yield from rearrangements(out, right, AXES[wrong.computes])
-    if (mistake := scaled(out, right)) is not None:
-        yield mistake
+    yield from (mistake for mistake in (scaled(out, right), clamped(out, right)) if mistake is not None)
+
+
+def _roundings(wrong: WrongOutput, predictor: Predictor, selection: Selection) -> list[MistakeResult]:
+    """Wrong roundings, for an output whose error is not much larger than that of right ones.
+
+    A factor close to 1 has nearly the same effect as truncation.  It competes, so that it is not taken for one.
+    """
+    inputs, most, ideal = predictor.inputs, MAX_SCORES[wrong.out.device.type], wrong.truth.same_precision
+    is_small = rms(wrong.out.double() - wrong.truth.out) <= MAX_ROUNDING * rms(ideal - wrong.truth.out)
+    if not is_small or wrong.policy != "same_precision":
+        return []
+    mistakes = list(rounding_mistakes(inputs, predictor.rounds))
+    if mistakes and (factor := times_factor(wrong.out.double(), wrong.truth.out)) is not None:
+        mistakes.append(factor)
+    results = [
+        MistakeResult(mistake.words, predictor.predict(mistake, selection))
+        for mistake in mistakes
+        if scores_needed(mistake, inputs, selection) <= 2 * most
+    ]
+    return [*results, *(MistakeResult(*result) for result in half_sums(predictor, selection))]
+
+
+def _undeclared_sums(wrong: WrongOutput, predictor: Predictor, _: Selection) -> Explanation:
+    """Whether an output has an error that sums in its dtype may cause, if they are rounded after each term."""
+    selection = _selection(wrong, SCREENING_SCORES, predictor.inputs)
+    is_judged = wrong.out.dtype in OTHER_16_BIT and wrong.policy == "same_precision"
+    if not is_judged or predictor.inputs.k.shape[2] > MAX_TERMS:
+        return Explanation()
+    out, right = selection.of(wrong.out), selection.of_truth(wrong.truth)
+    by_step = [list(half_sums(predictor, selection, step))[-1][1] for step in (STEP, 1)]
+    least, most = (rms(in_half.out - right.out) for in_half in by_step)
+    allowed = right._replace(same_precision=by_step[1].same_precision)
+    error = out.double() - right.out
+    is_large = rms(error) >= MIN_OF_SUMS * min(least, most)
+    # Roundings to nearest make an output neither larger nor smaller.
+    whole, truth = wrong.out.double() - wrong.truth.out, wrong.truth.out
+    of_gain = float((whole * truth).sum()) ** 2 / float(truth.square().sum() * whole.square().sum())
+    if not is_large or of_gain > LARGEST_OF_GAIN or not check_output(out, allowed, wrong.policy).passed:
+        return Explanation()
+    return Explanation((SUMS_WORDS.format(DTYPE_NAMES[wrong.out.dtype]),), _part(selection, wrong.out))
+
+
+def _other_scale(wrong: WrongOutput, predictor: Predictor, selection: Selection) -> Explanation:
+    """A softmax scale that is not listed: the one that fits best, if it is that."""
+    few = _selection(wrong, SCREENING_SCORES, predictor.inputs)
+    out, right = few.of(wrong.out).double(), few.of(wrong.truth.out)
+    scale = predictor.inputs.scale or predictor.inputs.q.shape[3] ** -0.5
+
+    def remaining(factor: float) -> float:
+        mistake = Mistake("", partial(_with_scale, scale * factor))
+        return rms(predictor.predict(mistake, few).out - out)
+
+    best = min((2.0**exponent for exponent in range(-6, 7)), key=remaining)
+    width = 2.0
+    for _ in range(SCALE_STEPS):
+        width = math.sqrt(width)
+        best = min((best / width, best, best * width), key=remaining)
+    if remaining(best) > LARGEST_REMAINDER * rms(out - right):
+        return Explanation()
+    words = f"the softmax scale is {scale * best:.3g}, not {predictor.inputs.scale:.3g}: {best:.3g} times the right one"
+    mistake = Mistake(words, partial(_with_scale, scale * best))
+    return _explanation(wrong, [MistakeResult(words, predictor.predict(mistake, selection))], selection)
+
+
+def _with_scale(scale: float, inputs: Inputs) -> Inputs:
+    return inputs._replace(scale=scale)
 
 
 def _row_factors(wrong: WrongOutput, predictor: Predictor, selection: Selection) -> Explanation:
-    mistake = rows_scaled(wrong.out.double(), wrong.truth.out)
+    mistake = rows_scaled(wrong.out.double(), wrong.truth.out, wrong.out.dtype)
     if mistake is None:
         return Explanation()
     return _explanation(wrong, [MistakeResult(mistake.words, predictor.predict(mistake, selection))], selection)
@@ -153,7 +254,7 @@ def _undeclared_tf32(wrong: WrongOutput, predictor: Predictor, selection: Select
     """Whether an fp32 output has an error that products in tf32 may cause, where the manifest does not declare them."""
     if wrong.out.dtype != torch.float32 or "tf32" in predictor.rounds or wrong.policy != "same_precision":
         return Explanation()
-    out, result = selection.of(wrong.out), predictor._replace(rounds=("tf32",)).predict(Mistake(TF32_WORDS), selection)
+    out, result = selection.of(wrong.out), predictor.with_rounds(("tf32",)).predict(Mistake(TF32_WORDS), selection)
     is_large = rms(out.double() - result.out) >= MIN_OF_TF32 * rms(result.same_precision - result.out)
     if not is_large or not check_output(out, result, wrong.policy).passed:
         return Explanation()
@@ -173,7 +274,7 @@ def _best(out: torch.Tensor, survivors: list[MistakeResult]) -> tuple[str, ...]:
     for survivor in survivors:
         result = survivor.truth.out
         others = [other.truth.out for other in survivors if other is not survivor]
-        if all(_are_same(out, result, other) or _is_at(out, result, other) for other in others):
+        if all(_are_same(out, result, other) or _is_at(out, result, other, beyond=BEYOND) for other in others):
             kept[survivor.words] = None
     return tuple(kept)
 
@@ -181,6 +282,8 @@ def _best(out: torch.Tensor, survivors: list[MistakeResult]) -> tuple[str, ...]:
 def _explains(wrong: WrongOutput, result: Truth, selection: Selection) -> bool:
     """Whether an output is a mistake's result, within the tolerance of the policy."""
     out, truth = selection.of(wrong.out), selection.of(wrong.truth.out)
+    if wrong.policy != "same_precision" and rms(out - result.out) > LARGEST_REMAINDER_IF_LOOSE * rms(out - truth):
+        return False
     return (
         bool(result.out.isfinite().all())
         and _is_at(out, result.out, truth)
@@ -203,13 +306,13 @@ def _may_explain(wrong: WrongOutput, predictor: Predictor, mistake: Mistake, sel
     return rms(out.double() - result.out) <= allowed
 
 
-def _is_at(out: torch.Tensor, result: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether an output is at `result` and not at `other` nor between them."""
+def _is_at(out: torch.Tensor, result: torch.Tensor, other: torch.Tensor, beyond: float = LARGEST_PART) -> bool:
+    """Whether an output is at `result` and not at `other` nor between them; and not `beyond` it, away from `other`."""
     if _are_same(out, result, other):
         return False
     way = other - result
     part = float(((out.double() - result) * way).sum() / way.square().sum())
-    return abs(part) <= LARGEST_PART
+    return -beyond <= part <= LARGEST_PART
 
 
 def _are_same(out: torch.Tensor, result: torch.Tensor, other: torch.Tensor) -> bool:

@@ -14,7 +14,9 @@ from pytest_fa.attention.mistake import Mistake, Positions, exponentials
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.float32_error import UNIT, Float32Error
-from pytest_fa.judge.truth import Operands, Precision, Spread, Truth, truth_of_rows
+from pytest_fa.judge.truth import Operands, Precision, Spread, Truth, scaled_scores, truth_of_rows
+
+MAX_KEPT = 2**23  # elements of K or V in float64, 64 MB
 
 
 class Selection(NamedTuple):
@@ -58,12 +60,27 @@ def scores_needed(mistake: Mistake, inputs: Inputs, selection: Selection) -> int
     return math.prod(changed.q.shape[:3]) * changed.k.shape[2]
 
 
-class Predictor(NamedTuple):
-    """Computes the output that a mistake gives on the inputs of a wrong output, which hold exact values."""
+class _SharedOperands(NamedTuple):
+    """What mistakes have in common: K and V of a selection in float64, and the right scores."""
 
-    inputs: Inputs
-    truth: Truth
-    rounds: tuple[Rounding, ...] = ()
+    selection: Selection
+    operands: Operands
+    scores: torch.Tensor  # [batch, heads, rows, seq_k]
+
+
+class Predictor:
+    """Computes the output that a mistake gives on the inputs of a wrong output, which hold exact values.
+
+    It keeps K, V and the scores in float64 for each selection, if they are small: many mistakes are tried on them.
+    """
+
+    def __init__(self, inputs: Inputs, truth: Truth, rounds: tuple[Rounding, ...] = ()) -> None:
+        self.inputs, self.truth, self.rounds = inputs, truth, rounds
+        self._kept: list[_SharedOperands] = []
+
+    def with_rounds(self, rounds: tuple[Rounding, ...]) -> Predictor:
+        """The same with other roundings."""
+        return Predictor(self.inputs, self.truth, rounds)
 
     def predict(self, mistake: Mistake, selection: Selection) -> Truth:
         """The selected part of a mistake's output, in the form of a truth: exact, and as an ideal kernel rounds it."""
@@ -82,8 +99,13 @@ class Predictor(NamedTuple):
     def weights(self, selection: Selection) -> torch.Tensor:
         """P = exp(S - max) of the selection without any mistake, [b, h, rows, keys]."""
         inputs = self.inputs
-        k = _of_heads(inputs.k, inputs.q, selection).double()
+        k = of_heads(inputs.k, inputs.q, selection).double()
         scores = (selection.of(inputs.q).double() * inputs.scale) @ k.transpose(2, 3)
+        return self.weights_of(scores, selection)
+
+    def weights_of(self, scores: torch.Tensor, selection: Selection) -> torch.Tensor:
+        """P = exp(S - max) of the selection for these scores, which are scaled, [b, h, rows, keys]."""
+        inputs = self.inputs
         positions = self._positions(inputs, Mistake(""), selection)
         return exponentials(parts.changed_scores(inputs, scores, positions), _hidden(inputs, Mistake(""), positions))
 
@@ -92,8 +114,7 @@ class Predictor(NamedTuple):
         return Precision.of(self.inputs, self.rounds, p_in_e4m3=self.truth.spread is not None)
 
     def _attend(self, inputs: Inputs, mistake: Mistake, selection: Selection) -> Truth:
-        k, v = (_of_heads(tensor, inputs.q, selection).double() for tensor in (inputs.k, inputs.v))
-        operands = Operands.of(k, v, inputs.scale, with_spread=self.truth.spread is not None)
+        operands = self._operands(inputs, selection)
         positions, precision = self._positions(inputs, mistake, selection), self._precision
         hidden = _hidden(inputs, mistake, positions)
         change = mistake.score or partial(parts.changed_scores, inputs)
@@ -101,7 +122,27 @@ class Predictor(NamedTuple):
         def softmax(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return mistake.weigh(change(scores, positions), hidden)
 
-        return truth_of_rows(selection.of(inputs.q), operands, softmax, precision)
+        scores = self._scores(inputs, operands)
+        return truth_of_rows(selection.of(inputs.q), operands, softmax, precision, scores)
+
+    def _operands(self, inputs: Inputs, selection: Selection) -> Operands:
+        """K and V of the selected heads, in float64."""
+        is_unchanged = inputs.k is self.inputs.k and inputs.v is self.inputs.v and inputs.q.shape == self.inputs.q.shape
+        for kept in self._kept if is_unchanged else ():
+            if kept.selection is selection:
+                return kept.operands._replace(scale=inputs.scale)
+        k, v = (of_heads(tensor, inputs.q, selection).double() for tensor in (inputs.k, inputs.v))
+        operands = Operands.of(k, v, inputs.scale, with_spread=self.truth.spread is not None)
+        if is_unchanged and k.numel() <= MAX_KEPT:
+            right = operands._replace(scale=self.inputs.scale)
+            self._kept.append(_SharedOperands(selection, operands, scaled_scores(selection.of(self.inputs.q), right)))
+        return operands
+
+    def _scores(self, inputs: Inputs, operands: Operands) -> torch.Tensor | None:
+        """The scores if no mistake changed them before the softmax; None to compute them."""
+        if inputs.q is not self.inputs.q or inputs.scale != self.inputs.scale:
+            return None
+        return next((kept.scores for kept in self._kept if kept.operands.k is operands.k), None)
 
     def _positions(self, inputs: Inputs, mistake: Mistake, selection: Selection) -> Positions:
         keys = torch.arange(inputs.k.shape[2], device=inputs.q.device)
@@ -120,7 +161,7 @@ def all_hidden(inputs: Inputs, positions: Positions) -> torch.Tensor:
     return positions.nothing_hidden if hidden is None else hidden
 
 
-def _of_heads(tensor: torch.Tensor, q: torch.Tensor, selection: Selection) -> torch.Tensor:
+def of_heads(tensor: torch.Tensor, q: torch.Tensor, selection: Selection) -> torch.Tensor:
     """K or V of the selected query heads, [b, h, seq_k, d]."""
     return tensor[selection.batches][:, selection.heads // (q.shape[1] // tensor.shape[1])]
 

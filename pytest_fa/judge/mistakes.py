@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.mistake import TILES, Mistake, Weigh, exponentials
+from pytest_fa.attention.mistake import TILES, Mistake, Positions, Weigh, exponentials
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.key_ranges import key_range_mistake
 from pytest_fa.judge.memory_mistakes import memory_mistakes
 from pytest_fa.judge.mistaken import all_hidden
 
 LOG2_E = math.log2(math.e)
+HEAD_DIMS = (16, 32, 40, 48, 56, 64, 72, 80, 96, 112, 120, 128, 160, 192, 224, 256, 384, 512, 576)
+SOFT_CAPS = (5, 10, 15, 20, 25, 30, 40, 50, 100)
+WINDOWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+FINITE_STARTS = (0.0, -1e4, -5e4)  # 1e-30 and the like give what 0 gives
 
 
 def attention_mistakes(inputs: Inputs) -> Iterator[Mistake]:
@@ -28,6 +33,8 @@ def attention_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     yield from parts.mistakes(inputs)
     yield from _softmax_mistakes(inputs)
     yield from _online_mistakes(inputs)
+    yield from _window_mistakes(inputs)
+    yield from _range_mistakes(inputs)
     yield from _head_mistakes(inputs)
     yield from _operand_mistakes(inputs)
     yield from memory_mistakes(inputs)
@@ -39,6 +46,7 @@ def attention_mistakes(inputs: Inputs) -> Iterator[Mistake]:
 def _key_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     """Keys that are missing at the end, counted only in part, or counted past the end."""
     keys = inputs.k.shape[2]
+    yield from _length_mistakes(inputs)
     lost = [count for count in sorted({1, 16, *(keys % tile for tile in TILES)} - {0}) if count < keys]
     for count in lost:
         for kind in ("missing", "missing in PV", "missing in the sum"):
@@ -54,6 +62,21 @@ def _key_mistakes(inputs: Inputs) -> Iterator[Mistake]:
             yield _every_second_tile(tile, inputs)
     for padded in sorted({-(-keys // tile) * tile for tile in TILES} - {keys}):
         yield _padding_counted(padded - keys)
+    yield from _stale_tails(keys)
+
+
+def _length_mistakes(inputs: Inputs) -> Iterator[Mistake]:
+    """The number of queries taken for that of keys."""
+    queries, keys = inputs.q.shape[2], inputs.k.shape[2]
+    look = "look where S_q stands in place of S_k"
+    if queries > keys:
+        words = f"{queries - keys} keys past the end, up to S_q, are counted with a score of zero: {look}"
+        yield _padding_counted(queries - keys)._replace(words=words)
+    ends = {end: f", rounded up to {end}," for end in (-(-queries // tile) * tile for tile in TILES)}
+    for end, rounded in (ends | {queries: ""}).items():
+        if end < keys:
+            words = f"the keys past S_q{rounded} are missing: {look}, in the loop over keys or its mask"
+            yield key_range_mistake("missing", end, keys, inputs)._replace(words=words)
 
 
 def _every_second_tile(tile: int, inputs: Inputs) -> Mistake:
@@ -70,23 +93,59 @@ def _padding_counted(padding: int) -> Mistake:
     return Mistake(words, padded)
 
 
+def _stale_tails(keys: int) -> Iterator[Mistake]:
+    """The slots of the last tile that have no key keep those of one of the two tiles before, and are not masked."""
+    tails = {
+        (keys - back * tile, keys // tile * tile - (back - 1) * tile)
+        for tile in TILES
+        for back in (1, 2)
+        if keys % tile and back * tile < keys
+    }
+    for start, stop in sorted(tails):
+        for names in (("k", "v"), ("k",), ("v",)):
+            tensors = " and ".join(name.upper() for name in names)
+            words = f"the last tile still has {tensors} of keys {start} to {stop - 1}: mask the keys past the end"
+            yield Mistake(words, partial(_with_stale, names, slice(start, stop)))
+
+
+def _with_stale(names: tuple[str, ...], stale: slice, inputs: Inputs) -> Inputs:
+    """K and V with a copy of some of their rows at the end; zeros in the one that is not named."""
+    tails = {name: getattr(inputs, name)[:, :, stale] * (1 if name in names else 0) for name in ("k", "v")}
+    return inputs._replace(k=torch.cat([inputs.k, tails["k"]], 2), v=torch.cat([inputs.v, tails["v"]], 2))
+
+
 # -- scale ------------------------------------------------------------------------------------------------------------
 
 
 def _scale_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     scale, head_dim = inputs.scale, inputs.q.shape[3]
-    scales: dict[float, str] = {1.0: "the softmax scale is not applied"}
-    if math.isclose(scale, head_dim**-0.5):
-        scales[1 / head_dim] = "the softmax scale is 1/D, not 1/sqrt(D): look whether it is applied twice"
-        scales[math.sqrt(head_dim)] = "the softmax scale is sqrt(D), not 1/sqrt(D)"
-    scales[scale * 1.01] = "the softmax scale is 1 % too large"
-    scales[scale * 0.99] = "the softmax scale is 1 % too small"
-    scales[scale * LOG2_E] = "the softmax scale is multiplied by log2 e once too often: look for exp in place of exp2"
-    scales[scale / LOG2_E] = "the softmax scale is missing its log2 e: look for exp2 in place of exp"
-    scales[-scale] = "the softmax scale has the wrong sign"
-    scales[0.0] = "the output is the mean of V: all scores are equal, look at Q K^T"
-    for value, words in scales.items():
-        if value != scale:
+    is_usual = math.isclose(scale, head_dim**-0.5)
+    scales = [(1.0, "the softmax scale is not applied")]
+    if is_usual:
+        scales += [
+            (1 / head_dim, "the softmax scale is 1/D, not 1/sqrt(D): look whether it is applied twice"),
+            (math.sqrt(head_dim), "the softmax scale is sqrt(D), not 1/sqrt(D)"),
+            (2 * scale, "the softmax scale is 2/sqrt(D), not 1/sqrt(D)"),
+            (scale / 2, "the softmax scale is 1/(2 sqrt(D)), not 1/sqrt(D)"),
+        ]
+    else:
+        words = f"the softmax scale is 1/sqrt(D), not {scale:.4g}: the scale of the call is not used"
+        scales.append((head_dim**-0.5, words))
+    scales += [
+        (scale * 1.01, "the softmax scale is 1 % too large"),
+        (scale * 0.99, "the softmax scale is 1 % too small"),
+    ]
+    log2_words = "the softmax scale is multiplied by log2 e once too often: look for exp in place of exp2"
+    scales.append((scale * LOG2_E, log2_words))
+    scales.append((scale / LOG2_E, "the softmax scale is missing its log2 e: look for exp2 in place of exp"))
+    scales.append((-scale, "the softmax scale has the wrong sign"))
+    scales.append((0.0, "the output is the mean of V: all scores are equal, look at Q K^T"))
+    scales += [(dim**-0.5, f"the softmax scale is that of D = {dim}, not {head_dim}") for dim in HEAD_DIMS]
+    scales.append((0.5, "the softmax scale is 0.5"))
+    taken = [scale]
+    for value, words in scales:
+        if not any(math.isclose(value, other) for other in taken):
+            taken.append(value)
             yield Mistake(words, lambda inputs, value=value: inputs._replace(scale=value))  # type: ignore[misc]
 
 
@@ -101,6 +160,34 @@ def _softmax_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     if inputs.q.shape[2] > 1:
         words = "the softmax is taken over the queries, not over the keys: look at the axis of max and sum"
         yield Mistake(words, weigh=_over_queries, needs_all_queries=True)
+    words = "exp(0 - max) is added to the row sum: an attention sink of 0 is on, or a key of zeros is counted"
+    yield Mistake(words, weigh=_with_sink)
+    for cap in SOFT_CAPS:
+        words = f"the scores are {cap} tanh(S / {cap}): a soft cap of {cap} is on"
+        yield Mistake(words, score=partial(_soft_capped, inputs, cap))
+    for start in FINITE_STARTS:
+        words = f"the row maximum starts at {start:g}: exp underflows where all scores are far below, start at -inf"
+        yield Mistake(words, weigh=partial(_finite_start, start, inputs.output_dtype))
+
+
+def _with_sink(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    s = scores.masked_fill(hidden, -math.inf)
+    most = s.amax(-1, keepdim=True).clamp_min(0.0)  # the sink's score takes part
+    p = torch.exp(s - most)
+    return p, p.sum(-1, keepdim=True) + torch.exp(-most)
+
+
+def _soft_capped(inputs: Inputs, cap: float, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
+    return cap * torch.tanh(parts.changed_scores(inputs, scores, positions) / cap)
+
+
+def _finite_start(
+    start: float, dtype: torch.dtype, scores: torch.Tensor, hidden: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """P, which is rounded to the dtype, and its sum in float32."""
+    s = scores.masked_fill(hidden, -math.inf)
+    p = torch.exp(s - s.amax(-1, keepdim=True).clamp_min(start))
+    return p.to(dtype).double(), p.float().double().sum(-1, keepdim=True)
 
 
 def _not_divided(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,6 +252,51 @@ def _running_maximum(scores: torch.Tensor, tile: int, backwards: bool) -> torch.
     of_tile = padded.view(*scores.shape[:3], -1, tile).amax(-1)  # [b, h, rows, tiles]
     running: torch.Tensor = of_tile.flip(-1).cummax(-1).values.flip(-1) if backwards else of_tile.cummax(-1).values
     return running.repeat_interleave(tile, -1)[..., :keys]
+
+
+# -- windows and ranges -----------------------------------------------------------------------------------------------
+
+
+def _window_mistakes(inputs: Inputs) -> Iterator[Mistake]:
+    """Sliding windows, aligned as the mask; without a mask, they may also hide the keys behind a query."""
+    queries, keys, causal = inputs.q.shape[2], inputs.k.shape[2], inputs.word("causal")
+    shifts = {"none": (0, keys - queries), "top_left": (0,), "bottom_right": (keys - queries,)}.get(causal, (0,))
+    for shift in dict.fromkeys(shifts):
+        aligned = " from the bottom right" if shift and causal == "none" else ""
+        for size in sorted({size + more for size in WINDOWS for more in (0, 1)}):
+            if size < min(queries + shift, keys):
+                words = f"only the last {size} keys up to the query are seen{aligned}: a sliding window is on"
+                yield Mistake(words, hide=partial(_outside_window, inputs, shift, size, math.inf))
+                if causal == "none" and not shift:
+                    words = f"only keys less than {size} away from the query are seen: a sliding window is on"
+                    yield Mistake(words, hide=partial(_outside_window, inputs, shift, size, size))
+
+
+def _outside_window(inputs: Inputs, shift: int, back: float, ahead: float, positions: Positions) -> torch.Tensor:
+    distance = positions.queries + shift - positions.keys
+    return all_hidden(inputs, positions) | (distance >= back) | (-distance >= ahead)
+
+
+def _range_mistakes(inputs: Inputs) -> Iterator[Mistake]:
+    """Values past the largest number of fp16 that are held in it, with saturation; subnormal numbers that are zero."""
+    smallest = torch.finfo(inputs.output_dtype).smallest_normal
+    if bool(((inputs.v != 0) & (inputs.v.abs() < smallest)).any()):
+        words = f"subnormal numbers{{}}, below {smallest:.2g}, are flushed to zero: look at ftz in the conversion"
+        flush = partial(_flushed, smallest)
+        yield Mistake(words.format(" of V"), _replaced(("v",), flush))
+        yield Mistake(words.format(" of V and of the output"), _replaced(("v",), flush), arrange=flush)
+    largest = torch.finfo(torch.float16).max
+    for name in ("q", "k", "v"):
+        if bool((getattr(inputs, name).abs() > largest).any()):
+            words = f"{name.upper()} is clamped at {largest:.0f}, the largest fp16: hold it in the dtype of the call"
+            yield Mistake(words, _replaced((name,), lambda tensor: tensor.clamp(-largest, largest)))
+    if bool((inputs.q.abs() * abs(inputs.scale) > largest).any()):
+        words = f"Q * scale is clamped at {largest:.0f}, the largest fp16: hold it in float32"
+        yield Mistake(words, lambda i: i._replace(q=(i.q.double() * i.scale).clamp(-largest, largest), scale=1.0))
+
+
+def _flushed(smallest: float, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.masked_fill(tensor.abs() < smallest, 0.0)
 
 
 # -- heads ------------------------------------------------------------------------------------------------------------

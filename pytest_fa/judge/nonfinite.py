@@ -6,16 +6,16 @@ import math
 
 import torch
 
-from pytest_fa.attention import parts
-from pytest_fa.attention.mistake import Positions
 from pytest_fa.attention.scores import Computes
 from pytest_fa.gpu.inputs import Inputs, is_poison
 from pytest_fa.judge.error_location import location_text
-from pytest_fa.judge.mistaken import Selection, all_hidden
+from pytest_fa.judge.fp16_range import fp16_overflows
+from pytest_fa.judge.mistaken import all_hidden
+from pytest_fa.judge.row_scores import LARGEST_WORDS, RowScores, positions_of, row_scores, rows_far_below
 
-MAX_SCORES = 2**22  # scores that are computed to find the rows that overflow
 # Rows whose logarithm is within this range of that of the largest number may overflow or not; below it, P V may.
 UNSURE = (-2.5, 0.1)
+UNDERFLOW = {torch.float32: -80.0, torch.float16: -9.0}  # rows whose scores are all below it may be 0/0
 
 
 def explain_nonfinite(
@@ -33,50 +33,43 @@ def explain_nonfinite(
     if bool(computed.any()):
         place = location_text(computed, computes)
         looks = "look for 0/0, an overflow, or unwritten memory that it reads"
-        reason = "" if parts or computes == "scores" else _reason(computed.any(-1), inputs)
+        reason = "" if parts or computes == "scores" else _reason(out, computed, inputs)
         parts.append(reason or f"the kernel computed NaN or Inf in {place}: {looks}")
     if parts and bool((bad & out.isfinite()).any()):
         parts.append("finite elements are wrong, too")
     return "; ".join(parts)
 
 
-def _reason(bad_rows: torch.Tensor, inputs: Inputs) -> str:
-    """The reason that predicts exactly these rows, [batch, heads, seq_q]; empty if none does."""
+def _reason(out: torch.Tensor, computed: torch.Tensor, inputs: Inputs) -> str:
+    """The reason that predicts exactly these elements, [batch, heads, seq_q, head_dim]; empty if none does."""
+    bad_rows = computed.any(-1)
     if torch.equal(bad_rows, _without_key(inputs).expand_as(bad_rows)):
         return "NaN exactly in the queries that see no key: 0/0 at the end, write zeros there"
-    for name, dtype in (("fp32", torch.float32), ("fp16", torch.float16)):
-        if _overflow(bad_rows, inputs, dtype):
-            return f"NaN or Inf exactly where exp(S) overflows {name}: subtract the row maximum before exp"
+    rows = row_scores(inputs)
+    dtypes = {"fp32": torch.float32, "fp16": torch.float16}
+    overflows = [name for name, dtype in dtypes.items() if _overflow(rows, bad_rows, dtype)]
+    words = f"NaN or Inf exactly where exp(S) overflows {' or '.join(overflows)}: subtract the row maximum before exp"
+    if reasons := [*([words] if overflows else []), *fp16_overflows(out, computed, inputs, rows)]:
+        return "; or ".join(reasons)
+    if bool(out[computed].isnan().all()) and (which := rows_far_below(bad_rows, inputs)):
+        return f"NaN, as of 0/0, {which}: {LARGEST_WORDS}"
     return ""
 
 
 def _without_key(inputs: Inputs) -> torch.Tensor:
     """The queries that see no key, [seq_q]."""
-    return all_hidden(inputs, _positions(inputs, torch.arange(inputs.q.shape[2], device=inputs.q.device))).all(-1)
+    return all_hidden(inputs, positions_of(inputs, torch.arange(inputs.q.shape[2], device=inputs.q.device))).all(-1)
 
 
-def _positions(inputs: Inputs, queries: torch.Tensor) -> Positions:
-    keys = torch.arange(inputs.k.shape[2], device=queries.device)
-    return Positions(queries[:, None], keys, inputs.q.shape[2], inputs.k.shape[2])
-
-
-def _overflow(bad_rows: torch.Tensor, inputs: Inputs, dtype: torch.dtype) -> bool:
+def _overflow(rows: RowScores, bad_rows: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether the bad rows, and no others, are those where exp(S) or its sum exceeds the largest number of `dtype`.
 
-    It compares as many rows as have MAX_SCORES scores.  Some of them must overflow and some must not.
+    Rows in which every exp(S) underflows are 0/0, and bad or zero, too.  Some of the rows must overflow and some not.
     """
-    batch, heads, seq_q = bad_rows.shape
-    count = max(1, MAX_SCORES // max(1, batch * heads * inputs.k.shape[2]))
-    queries = torch.arange(0, seq_q, max(1, -(-seq_q // count)), device=bad_rows.device)
-    selection = Selection.all(inputs.q)._replace(queries=queries)
-    k = inputs.k.repeat_interleave(heads // inputs.k.shape[1], 1).double()
-    scores = (selection.of(inputs.q).double() * inputs.scale) @ k.transpose(2, 3)
-    positions = _positions(inputs, queries)
-    scores = parts.changed_scores(inputs, scores, positions).masked_fill(all_hidden(inputs, positions), -math.inf)
     # The row sum is in float32, whatever P is rounded to.
-    largest = scores.amax(-1) - math.log(torch.finfo(dtype).max)
-    of_sum = scores.logsumexp(-1) - math.log(torch.finfo(torch.float32).max)
+    largest = rows.largest - math.log(torch.finfo(dtype).max)
+    of_sum = rows.logsumexp - math.log(torch.finfo(torch.float32).max)
     excess = torch.maximum(largest, of_sum)  # [b, h, rows]
-    sure = (excess < UNSURE[0]) | (excess > UNSURE[1])
-    overflows, bad = (excess > 0)[sure], selection.of(bad_rows)[sure]
+    sure = ((excess < UNSURE[0]) | (excess > UNSURE[1])) & (rows.largest > UNDERFLOW[dtype])
+    overflows, bad = (excess > 0)[sure], rows.selection.of(bad_rows)[sure]
     return bool(overflows.any()) and not bool(overflows.all()) and torch.equal(overflows, bad)

@@ -30,7 +30,7 @@ from pytest_fa.judge.clocks.fresh_data import Written, stacked
 from pytest_fa.judge.clocks.measure import measure, require_honest_clock
 from pytest_fa.judge.connection import CandidateLost
 from pytest_fa.judge.delegation import require_no_delegation
-from pytest_fa.judge.diagnosis import conclusion, diagnose
+from pytest_fa.judge.diagnosis import conclusion, diagnose, kept_state
 from pytest_fa.judge.fingerprints import fingerprints
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.output_check import check_output, require_finite, require_passed, with_rows
@@ -150,7 +150,8 @@ class Findings:
     row_truths: Mapping[str, RowTruth] = dataclasses.field(default_factory=dict)  # of further outputs
     check: Check | None = None
     repeats: Repeats | None = None
-    farthest: Output | None = None  # the repeated output that differs most from the first output
+    # The repeated output that differs most from the first output, or that of the last calls if they agree.
+    farthest: Output | None = None
     diagnosis: Diagnosis | None = None
     fingerprints: Fingerprints | None = None
     speed: Speed | None = None
@@ -363,7 +364,17 @@ def _diagnose(job: CaseJob, findings: Findings, inputs: Inputs) -> Diagnosis:
     try:
         repeats, rounds = findings.repeats, job.variant.rounds
         cross_checks = findings.truths.cross_checks(job.cross_checks, inputs, truth, rounds, job.policy)
-        return diagnose(out, truth, inputs, check, repeats, cross_checks, job.case.computes, rounds)
+        state = ""
+        if repeats and repeats.later_agree and findings.farthest and job.variant.deterministic:
+            later = check_output(findings.farthest.out, truth, job.policy)
+            state, repeats = kept_state(repeats, check, later), None
+            if check.passed:
+                out, check = findings.farthest.out, later
+        diagnosis = diagnose(out, truth, inputs, check, repeats, cross_checks, job.case.computes, rounds)
+        if not state:
+            return diagnosis
+        cause = state if check.passed else f"{state}; the wrong output: {diagnosis.cause.removeprefix('wrong ')}"
+        return msgspec.structs.replace(diagnosis, cause=cause)
     except Exception as problem:  # noqa: BLE001  # whatever it is, the verdict must not be lost
         concluded = conclusion(cross_checks) if cross_checks else ""
         return Diagnosis((), f"not diagnosed: {message_of(problem)}", cross_checks, concluded)

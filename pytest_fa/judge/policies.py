@@ -193,7 +193,7 @@ def ulp(magnitude: float, dtype: torch.dtype) -> float:
     return 2.0 ** max(smallest, math.frexp(magnitude)[1] - 1 - _FRACTION_BITS[dtype])
 
 
-def _ulps(magnitude: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def ulps(magnitude: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`ulp` of every element."""
     exponent = torch.frexp(magnitude).exponent - 1 - _FRACTION_BITS[dtype]
     exponent = exponent.where(magnitude > 0, _SMALLEST_EXPONENT[dtype])
@@ -229,7 +229,7 @@ def _rows(errors: Errors, ideal: torch.Tensor, ideal_rms: float) -> Bound:
     truth = errors.truth.out
     relative = ideal_rms / max(rms(truth), _TINY)
     expected = torch.maximum(_row_rms(ideal), relative * torch.maximum(_row_rms(truth), errors.truth.row_size))
-    allowed = 5 * expected + _ulps(truth.abs().amax(-1), errors.dtype) / 8  # [b, h, seq_q]
+    allowed = 5 * expected + ulps(truth.abs().amax(-1), errors.dtype) / 8  # [b, h, seq_q]
     return _worst("row rms", _row_rms(errors.error), allowed)
 
 

@@ -12,6 +12,12 @@ from pytest_fa.attention.mistake import Mistake
 MAX_PAIRS = 2**28  # products of two rows are summed over at most this many elements
 MAX_MATCHED = 4096  # rows, heads or columns of one axis
 LARGEST_REMAINDER = 0.3  # the part of the error's RMS that may remain after a factor was fitted
+HALF_BYTES = 2  # of an element of 16 bits
+FEW_ROUNDINGS = 4  # factors of rows that are all as close to 1 are written with more digits
+MIN_CLAMPED = 2  # elements
+FP16_LARGEST = 65504.0
+ROUNDED = 0.02  # relative; a value that is this much beyond a limit is so after rounding, too
+SMALL_GAIN = 1e-3  # a factor closer to 1 is written with more digits
 FEW = 2  # so many exchanged rows are listed
 
 
@@ -50,7 +56,7 @@ def _samples(parts: torch.Tensor) -> torch.Tensor:
 def _sources(out: torch.Tensor, right: torch.Tensor) -> list[int]:
     """For each part of the output, [parts, elements], the nearest part of the right output; empty if all are in place.
 
-    A part stays in place unless another one is much nearer.
+    A part stays in place unless another one is much nearer.  A part of zeros was not moved, even if another is zero.
     """
     if not 1 < len(out) <= MAX_MATCHED:
         return []
@@ -59,7 +65,7 @@ def _sources(out: torch.Tensor, right: torch.Tensor) -> list[int]:
     own = distance.diagonal()
     nearest, sources = distance.min(1)
     places = torch.arange(len(out), device=out.device)
-    sources = torch.where(nearest < own / 4, sources, places)
+    sources = torch.where((nearest < own / 4) & out.any(1), sources, places)
     moved = sources != places
     if not bool(moved.any()):
         return []
@@ -88,16 +94,34 @@ def _moved(what: str, names: list[str], sources: list[int]) -> str:
 
 def scaled(out: torch.Tensor, right: torch.Tensor) -> Mistake | None:
     """The right output times one factor; None if it explains too little of the error."""
+    mistake = times_factor(out, right)
+    if mistake is None or mistake.arrange is None or not _explains_most(out, right, mistake.arrange(right)):
+        return None
+    return mistake
+
+
+def times_factor(out: torch.Tensor, right: torch.Tensor) -> Mistake | None:
+    """The right output times the factor that fits best."""
     power = float(right.square().sum())
     if power == 0:
         return None
     gain = float((out * right).sum()) / power
-    if not _explains_most(out, right, gain * right):
-        return None
-    words = f"the whole output is {gain:.4g} times what it should be: look at the last division"
+    digits = 4 if abs(gain - 1) > SMALL_GAIN else 6
+    words = f"the whole output is {gain:.{digits}g} times what it should be: look at the last division"
     if gain < 0:
         words = f"the whole output is {gain:.4g} times what it should be: a wrong sign, or an earlier call's output"
     return Mistake(words, arrange=lambda whole: gain * whole)
+
+
+def clamped(out: torch.Tensor, right: torch.Tensor) -> Mistake | None:
+    """The right output, clamped at the largest value that was written."""
+    most = float(out.abs().max())
+    beyond = right.abs() > most * (1 + ROUNDED)
+    if int(beyond.sum()) < MIN_CLAMPED or not bool((out.abs()[beyond] == most).all()):
+        return None
+    of_fp16 = ", the largest fp16" if FP16_LARGEST <= most <= FP16_LARGEST + 32 else ""  # in bf16, it is 65536
+    words = f"the output is clamped at {most:.6g}{of_fp16}: look at the conversion of the output"
+    return Mistake(words, arrange=lambda whole: whole.clamp(-most, most))
 
 
 def _explains_most(out: torch.Tensor, right: torch.Tensor, fitted: torch.Tensor) -> bool:
@@ -105,12 +129,18 @@ def _explains_most(out: torch.Tensor, right: torch.Tensor, fitted: torch.Tensor)
     return float((out - fitted).norm()) <= LARGEST_REMAINDER * float((out - right).norm())
 
 
-def rows_scaled(out: torch.Tensor, right: torch.Tensor) -> Mistake | None:
-    """Every row of the right output times a factor of its own; None if it explains too little of the error."""
+def rows_scaled(out: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> Mistake | None:
+    """Every row of the right output times a factor of its own; None if it explains too little of the error.
+
+    Factors that are within a few roundings of `dtype`, if that has 16 bits, may come from sums in 16 bits.
+    """
     power = right.square().sum(-1, keepdim=True)
     factors = torch.where(power > 0, (out * right).sum(-1, keepdim=True) / power, 1.0)  # [b, h, seq_q, 1]
     if not _explains_most(out, right, factors * right):
         return None
     least, most = float(factors.min()), float(factors.max())
-    words = f"each row is a multiple of the right row, {least:.3g} to {most:.3g} times: look at the row sum"
+    digits, look = 3, "look at the row sum"
+    if dtype.itemsize == HALF_BYTES and max(abs(least - 1), abs(most - 1)) < FEW_ROUNDINGS * torch.finfo(dtype).eps:
+        digits, look = 6, "look whether the row sum, or partial sums of P V, are held in 16 bits"
+    words = f"each row is a multiple of the right row, {least:.{digits}g} to {most:.{digits}g} times: {look}"
     return Mistake(words, arrange=lambda whole: factors * whole)

@@ -129,7 +129,7 @@ class PropertySubject:
             raise WrongResult(name, f"{name}{where}: {judged.check.complaint}")
 
     def wrong_last_call(self) -> JudgedOutput | None:
-        """The last call's output if it is wrong, for a property that compares outputs bit by bit; None with NaN data."""
+        """The last call's output if it is wrong, for properties that compare outputs bit by bit; None with NaN data."""
         if self._last_call is None:
             return None
         inputs, output = self._last_call

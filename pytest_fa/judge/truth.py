@@ -120,6 +120,7 @@ def truth_of_rows(
     operands: Operands,
     softmax: Softmax,
     precision: Precision,
+    scores: torch.Tensor | None = None,  # [batch, heads, rows, seq_k] float64, if they are known
 ) -> Truth:
     """The truth of some queries, for any `softmax`: the right one, or that of a mistake.
 
@@ -129,7 +130,8 @@ def truth_of_rows(
     float32, or, with `tf32`, Q, K, P and V to tf32 and the output to float32; no other rounding changes it.
     """
     k, v, scale, rms_v, largest_v = operands
-    scores = (q.double() * scale) @ k.transpose(2, 3)  # [b, h, rows, seq_k]
+    if scores is None:
+        scores = scaled_scores(q, operands)
     p, row_sum = softmax(scores)
     out = _divide(p @ v, row_sum)
     row_size = rms_v * _divide(p.square().sum(-1, keepdim=True).sqrt(), row_sum)[..., 0]
@@ -139,7 +141,9 @@ def truth_of_rows(
         along_row = _divide(p * (out @ v.transpose(2, 3)), row_sum).square().sum(-1)
         spread = Spread(of_sum, along_row, largest_v)
     if precision.dtype != torch.float32:
-        same_precision = _same_precision(q, operands, softmax, precision)
+        if rounds := {"q", "s"} & set(precision.rounds):
+            p, row_sum = softmax(_rounded_scores(q, operands, scores, precision.dtype, frozenset(rounds)))
+        same_precision = _same_precision(p, row_sum, v, precision)
         return Truth(out, same_precision, k.shape[2], row_size, spread)
     tf32 = "tf32" in precision.rounds
     variance = score_variance(q.double(), k, scale, tf32=tf32)
@@ -153,13 +157,23 @@ def _attend(softmax: Softmax, scores: torch.Tensor, v: torch.Tensor) -> torch.Te
     return _divide(p @ v, row_sum)
 
 
-def _same_precision(q: torch.Tensor, operands: Operands, softmax: Softmax, precision: Precision) -> torch.Tensor:
+def scaled_scores(q: torch.Tensor, operands: Operands) -> torch.Tensor:
+    """Scale * Q K^T, [batch, heads, rows, seq_k] float64."""
+    return (q.double() * operands.scale) @ operands.k.transpose(2, 3)
+
+
+def _rounded_scores(
+    q: torch.Tensor, operands: Operands, scores: torch.Tensor, dtype: torch.dtype, rounds: frozenset[str]
+) -> torch.Tensor:
+    """The scores of an ideal kernel that rounds Q * scale, S or both."""
+    if "q" in rounds:
+        scores = _round(q.double() * operands.scale, dtype) @ operands.k.transpose(2, 3)
+    return _round(scores, dtype) if "s" in rounds else scores
+
+
+def _same_precision(p: torch.Tensor, row_sum: torch.Tensor, v: torch.Tensor, precision: Precision) -> torch.Tensor:
     """The output of an ideal kernel of another dtype than fp32."""
-    k, v, scale, _, _ = operands
-    rounds, q_scaled = precision.rounds, q.double() * scale
-    scores = (_round(q_scaled, precision.dtype) if "q" in rounds else q_scaled) @ k.transpose(2, 3)
-    p, row_sum = softmax(_round(scores, precision.dtype) if "s" in rounds else scores)
-    is_divided = "p" in rounds
+    is_divided = "p" in precision.rounds
     ideal = precision.round_p(_divide(p, row_sum)) @ v if is_divided else _divide(precision.round_p(p) @ v, row_sum)
     return _round(ideal, precision.dtype)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -222,12 +222,126 @@ def scaled(factor: Callable[[Inputs], float]) -> Kernel:
     return lambda i: attend(i._replace(scale=i.scale * factor(i)))
 
 
+def heads_in_order(i: Inputs, order: Callable[[int, int], int], names: str = "kv") -> torch.Tensor:
+    """Query head h reads key head `order(h, group)`; tensors that `names` lacks are read as they should be."""
+    heads, kv_heads = i.q.shape[1], i.k.shape[1]
+    group = heads // kv_heads
+    of_heads = {
+        True: [order(head, group) % kv_heads for head in range(heads)],
+        False: [h // group for h in range(heads)],
+    }
+    k, v = (getattr(i, name)[:, of_heads[name in names]] for name in "kv")
+    return attend(i._replace(k=k, v=v))
+
+
+def keys_to(i: Inputs, end: int) -> torch.Tensor:
+    """The loop over keys ends early; a kernel with fewer keys does not."""
+    hidden = hidden_keys(i)
+    hidden[:, end:] = True
+    return attend(i, hidden=hidden)
+
+
+def stale_tail(i: Inputs, *, of_k: bool = True, of_v: bool = True) -> torch.Tensor:
+    """The last tile keeps keys of the tile before and counts them; a tensor that is not stale is zero there."""
+    keys, missing = i.k.shape[2], -i.k.shape[2] % TILE
+    if keys < TILE or i.causal != "none":
+        return attend(i)
+    tails = [tensor[:, :, keys - TILE : keys - TILE + missing] * stale for tensor, stale in ((i.k, of_k), (i.v, of_v))]
+    k, v = (torch.cat([tensor, tail], 2) for tensor, tail in zip((i.k, i.v), tails, strict=True))
+    return attend(i._replace(k=k, v=v), hidden=torch.zeros(i.q.shape[2], k.shape[2], dtype=torch.bool))
+
+
+def soft_capped(i: Inputs, cap: float) -> torch.Tensor:
+    """The scores are capped by a tanh; they are larger than those of other kernels, so that it matters."""
+    s = (cap * torch.tanh(scores_of(i) / cap)).masked_fill(hidden_keys(i), -math.inf)
+    return times_v(torch.softmax(s, -1).nan_to_num(0.0), i).to(i.q.dtype)
+
+
+def with_sink(i: Inputs) -> torch.Tensor:
+    """exp(0 - max) is in the row sum."""
+    s = scores_of(i).masked_fill(hidden_keys(i), -math.inf)
+    m = s.amax(-1, keepdim=True).clamp_min(0.0)
+    p = torch.exp(s - m)
+    return (times_v(p, i) / (p.sum(-1, keepdim=True) + torch.exp(-m))).to(i.q.dtype)
+
+
+def windowed(i: Inputs, size: int, *, both_sides: bool = False) -> torch.Tensor:
+    """Each query sees the last `size` keys up to its own position; or fewer than `size` on both sides."""
+    rows, keys = i.q.shape[2], i.k.shape[2]
+    shift = keys - rows if i.causal == "bottom_right" else 0
+    distance = torch.arange(rows)[:, None] + shift - torch.arange(keys)
+    hidden = hidden_keys(i) | (distance >= size)
+    return attend(i, hidden=hidden | (distance <= -size) if both_sides else hidden)
+
+
+def zero_at(i: Inputs, *place: Any) -> torch.Tensor:
+    """The output is right but for zeros at an index."""
+    out = attend(i)
+    out[place] = 0
+    return out
+
+
+def toward_zero(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A float32 tensor truncated to a dtype."""
+    lost_bits = {torch.float16: 13, torch.bfloat16: 16, torch.float32: 0}[dtype]
+    return (tensor.contiguous().view(torch.int32) >> lost_bits << lost_bits).view(torch.float32).to(dtype)
+
+
+def truncated(i: Inputs, *, of_p: bool, of_out: bool) -> torch.Tensor:
+    """P or the output is truncated."""
+    s = scores_of(i).masked_fill(hidden_keys(i), -math.inf)
+    p = torch.exp(s - s.amax(-1, keepdim=True).clamp_min(-1e30))
+    o = times_v(toward_zero(p, i.q.dtype).float() if of_p else p, i) / p.sum(-1, keepdim=True).clamp_min(1e-30)
+    return toward_zero(o, i.q.dtype) if of_out else o.to(i.q.dtype)
+
+
+def in_16_bits(i: Inputs) -> torch.dtype:
+    """The dtype of a 16-bit call, and fp16 in an fp32 one."""
+    return torch.float16 if i.q.dtype == torch.float32 else i.q.dtype
+
+
+def summed(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype, step: int) -> torch.Tensor:
+    """A matrix product that is rounded after each `step` terms."""
+    total = torch.zeros(*left.shape[:3], right.shape[3])
+    for start in range(0, left.shape[3], step):
+        part = slice(start, start + step)
+        total = (total + left[..., part].float() @ right[:, :, part].float()).to(dtype).float()
+    return total
+
+
+def half_sums(i: Inputs, *, of_s: bool, of_o: bool, step: int = 16) -> torch.Tensor:
+    """Q K^T or P V is accumulated in 16 bits; in an fp32 kernel, neither is."""
+    if i.q.dtype == torch.float32:
+        return attend(i)
+    group = i.q.shape[1] // i.k.shape[1]
+    k, v = i.k.repeat_interleave(group, 1).transpose(2, 3), i.v.repeat_interleave(group, 1)
+    s = summed(i.q, k, i.q.dtype, step) * i.scale if of_s else scores_of(i)
+    s = s.masked_fill(hidden_keys(i), -math.inf)
+    p = torch.exp(s - s.amax(-1, keepdim=True).clamp_min(-1e30))
+    o = summed(p.to(i.q.dtype), v, i.q.dtype, step) if of_o else times_v(p, i)
+    return (o / p.sum(-1, keepdim=True).clamp_min(1e-30)).to(i.q.dtype)
+
+
+def rounded_scores(i: Inputs) -> torch.Tensor:
+    """The scores are rounded to the dtype; in an fp32 kernel, they are not."""
+    s = scores_of(i).to(i.q.dtype).float().masked_fill(hidden_keys(i), -math.inf)
+    return times_v(torch.softmax(s, -1).nan_to_num(0.0), i).to(i.q.dtype)
+
+
 MISTAKES: dict[str, Mistaken] = {
     "scale 1/D": Mistaken(scaled(lambda i: i.scale), ("scale is 1/D",)),
     "scale not applied": Mistaken(scaled(lambda i: 1 / i.scale), ("scale is not applied",)),
     "scale 1 % too large": Mistaken(scaled(lambda _: 1.01), ("1 % too large",)),
     "exp in place of exp2": Mistaken(scaled(lambda _: math.log2(math.e)), ("log2 e once too often",)),
     "exp2 without log2 e": Mistaken(scaled(lambda _: math.log(2)), ("missing its log2 e",)),
+    "scale 0.5": Mistaken(scaled(lambda i: 0.5 / i.scale), ("scale is 0.5",)),
+    "scale 2/sqrt(D)": Mistaken(scaled(lambda _: 2.0), ("scale is 2/sqrt(D)",)),
+    "scale of D = 80": Mistaken(scaled(lambda i: 80**-0.5 / i.scale), ("scale is that of D = 80",)),
+    "scale of D = 256": Mistaken(
+        scaled(lambda i: 256**-0.5 / i.scale), ("scale is that of D = 256", "scale is 1/(2 sqrt(D))")
+    ),
+    "scale 3 % too large": Mistaken(scaled(lambda _: 1.03), ("1.03 times the right one",)),
+    "scale 1.4 times": Mistaken(scaled(lambda _: 1.4), ("1.4 times the right one",)),
     "mean of V": Mistaken(scaled(lambda _: 0.0), ("mean of V",)),
     "K and V exchanged": Mistaken(lambda i: attend(i._replace(k=i.v, v=i.k)), ("K and V are exchanged",)),
     "Q and K exchanged": Mistaken(
@@ -249,6 +363,10 @@ MISTAKES: dict[str, Mistaken] = {
     "attention over heads": Mistaken(over_heads, ("runs over the heads", "output is V itself")),
     "heads reversed": Mistaken(lambda i: attend(i).flip(1), ("holds",)),
     "heads mapped modulo": Mistaken(modulo, ("modulo", "reads K and V of head 0")),
+    "heads in groups of kv_heads": Mistaken(
+        lambda i: heads_in_order(i, lambda h, _: h // i.k.shape[1]), ("the divisor is kv_heads", "modulo", "of head 0")
+    ),
+    "V of heads mapped modulo": Mistaken(lambda i: heads_in_order(i, lambda h, _: h, "v"), ("key heads of V modulo",)),
     "K and V of head 0": Mistaken(
         lambda i: attend(i._replace(k=i.k[:, :1].expand_as(i.k), v=i.v[:, :1].expand_as(i.v))), ("head 0",)
     ),
@@ -267,6 +385,9 @@ MISTAKES: dict[str, Mistaken] = {
     ),
     "softmax over queries": Mistaken(over_queries, ("over the queries",)),
     "tail keys counted": Mistaken(padded, ("past the end are counted",)),
+    "keys past S_q missing": Mistaken(lambda i: keys_to(i, i.q.shape[2]), ("the keys past S_q are missing",)),
+    "last tile has stale keys": Mistaken(stale_tail, ("still has K and V of", "is counted twice", "are counted twice")),
+    "last tile has stale V": Mistaken(lambda i: stale_tail(i, of_k=False), ("still has V of",)),
     "last key missing": Mistaken(lambda i: without_last(i, 1), ("the last key is missing",)),
     "last tile missing": Mistaken(
         lambda i: online(i, tiles=lambda count: list(range(count - 1))),
@@ -311,6 +432,41 @@ MISTAKES: dict[str, Mistaken] = {
     "all as other dtype": Mistaken(
         lambda i: attend(as_other_dtype(i)).view(i.q.dtype), ("inputs and output are taken for",)
     ),
+    "soft cap of 5": Mistaken(lambda i: soft_capped(i, 5), ("soft cap of 5",)),
+    "attention sink of 0": Mistaken(
+        with_sink, ("attention sink of 0", "times what it should be", "a multiple of the right row")
+    ),
+    "window of 32": Mistaken(lambda i: windowed(i, 32), ("only the last 32 keys",)),
+    "window of 32 on both sides": Mistaken(
+        lambda i: windowed(i, 32, both_sides=True), ("less than 32 away", "only the last 32 keys")
+    ),
+    "last rows are zero": Mistaken(lambda i: zero_at(i, ..., slice(-16, None), slice(None)), ("output is 0 in",)),
+    "last dims are zero": Mistaken(lambda i: zero_at(i, ..., slice(-8, None)), ("output is 0 in",)),
+    "odd rows are zero": Mistaken(
+        lambda i: zero_at(i, ..., slice(1, None, 2), slice(None)), ("output is 0 in every 2nd query",)
+    ),
+    "odd heads are zero": Mistaken(
+        lambda i: zero_at(i, slice(None), slice(1, None, 2)), ("output is 0 in every 2nd head", "output is 0 in head")
+    ),
+    "further batches are zero": Mistaken(lambda i: zero_at(i, slice(1, None)), ("output is 0 in batch 1",)),
+    "dim 0 is zero": Mistaken(lambda i: zero_at(i, ..., 0), ("output is 0 in",)),
+    "clamped": Mistaken(lambda i: attend(i).clamp(-0.05, 0.05), ("clamped at 0.05", "clamped at 0.049")),
+    "all a little smaller": Mistaken(
+        lambda i: (attend(i, out_dtype=torch.float32) * (1 - torch.finfo(i.q.dtype).eps * 0.6)).to(i.q.dtype),
+        ("times what it should be",),
+    ),
+    "P truncated": Mistaken(lambda i: truncated(i, of_p=True, of_out=False), ("P is truncated",)),
+    "output truncated": Mistaken(lambda i: truncated(i, of_p=False, of_out=True), ("output is truncated",)),
+    "P and output truncated": Mistaken(
+        lambda i: truncated(i, of_p=True, of_out=True), ("P and the output are truncated",)
+    ),
+    "Q K^T in 16 bits": Mistaken(lambda i: half_sums(i, of_s=True, of_o=False), ("Q K^T is accumulated in", "sums in")),
+    "all sums in 16 bits": Mistaken(
+        lambda i: half_sums(i, of_s=True, of_o=True), ("Q K^T and P V are accumulated in", "sums in")
+    ),
+    "all sums in 16 bits, one by one": Mistaken(
+        lambda i: half_sums(i, of_s=True, of_o=True, step=1), ("accumulated in", "sums in")
+    ),
     "rows never written": Mistaken(unwritten, ("never wrote",)),
     "all 1.01 times": Mistaken(lambda i: (attend(i).float() * 1.01).to(i.q.dtype), ("times what it should be",)),
 }
@@ -342,14 +498,10 @@ UNLISTED: dict[str, Mistaken] = {
     "large noise": Mistaken(lambda i: (attend(i).float() + noise(i)).to(i.q.dtype), ()),
     "only noise": Mistaken(lambda i: noise(i).to(i.q.dtype), ()),
     "another data seed": Mistaken(lambda i: attend(i._replace(q=noise(i).to(i.q.dtype))), ()),
-    "scale 3 % too large": Mistaken(scaled(lambda _: 1.03), ()),
-    "scale 1.4 times": Mistaken(scaled(lambda _: 1.4), ()),
     "one element wrong": Mistaken(one_element, ()),
     "rows shuffled": Mistaken(shuffled_rows, ("another order", "holds", "copies of others")),
     "squared": Mistaken(lambda i: (attend(i).float() ** 2).to(i.q.dtype), ()),
     "shifted by a constant": Mistaken(lambda i: (attend(i).float() + 0.1).to(i.q.dtype), ()),
-    "clamped": Mistaken(lambda i: attend(i).clamp(-0.05, 0.05), ()),
-    "dim 0 is zero": Mistaken(lambda i: attend(i) * (torch.arange(i.q.shape[3]) > 0), ()),
     "even rows doubled": Mistaken(
         lambda i: attend(i) * (1 + (torch.arange(i.q.shape[2]) % 2 == 0).to(i.q.dtype))[:, None], ("multiple of",)
     ),

@@ -469,7 +469,7 @@ def test_repeats_are_equal(job_of: JobOf) -> None:
 
     assert result.outcome == "ok"
     assert result.repeats is not None
-    assert msgspec.structs.astuple(result.repeats) == (12, 0, 0, None, "runs on the CPU", 0, False)
+    assert msgspec.structs.astuple(result.repeats) == (12, 0, 0, None, "runs on the CPU", 0, False, False)
 
 
 def test_repeats_fill_their_time(job_of: JobOf) -> None:
@@ -496,6 +496,46 @@ def test_output_that_changes(job_of: JobOf, snapshot: SnapshotAssertion) -> None
     assert snapshot == result.message
     assert result.repeats is not None
     assert (result.repeats.differing, result.repeats.element_count, result.repeats.first) == (3, 1, (0, 1, 5, 2))
+
+
+RACE = "the output changes from call to call: a race, or a read of memory that the kernel never wrote"
+ZERO = "the wrong output: the output is 0 in head 1 of 2: never written there, or a zero accumulator is written"
+TWICE = "the wrong output: the whole output is 2 times what it should be: look at the last division"
+
+
+@pytest.mark.parametrize(
+    ("after", "verdicts", "rest"),
+    [
+        ("return out if CALLS == 1 else out.mul_(2)", ("the first call is right", "wrong"), TWICE),
+        (
+            "out[0, 1] *= CALLS < 4; return out",
+            ("the first 3 calls are right", "wrong"),
+            "the wrong output: the output is 0",
+        ),
+        ("out *= 1 + (CALLS == 1); return out", ("the first call is wrong", "right"), TWICE),
+        ("out[0, 1, 5, 2] += (CALLS > 1) * 2**-11; return out", ("the first call is right", "right, too"), ""),
+    ],
+    ids=["first right", "first three right", "first wrong", "both right"],
+)
+def test_state_that_is_kept_is_no_race(job_of: JobOf, after: str, verdicts: tuple[str, str], rest: str) -> None:
+    """If the output changes once and never again, the cause is state between calls; then comes what is wrong."""
+    result = run_case(job_of(right_but(after=after), repeats=12))
+
+    assert result.outcome == "wrong"
+    assert result.diagnosis is not None
+    state, _, error = result.diagnosis.cause.partition("; ")
+    start = "{}, and all later calls give one other result, which is {}: state is kept".format(*verdicts)
+    assert state == f"{start} between calls, look for what a call leaves in memory that the next one uses"
+    assert (error.startswith(rest), bool(error)) == (True, bool(rest))
+
+
+@pytest.mark.parametrize("after", ["out *= 1 + CALLS; return out", "out *= 1 + (CALLS == 5); return out"])
+def test_an_output_that_changes_more_than_once_is_a_race(job_of: JobOf, after: str) -> None:
+    """If later outputs differ from one another, or the first output returns, the cause is a race."""
+    result = run_case(job_of(right_but(after=after), repeats=12))
+
+    assert result.diagnosis is not None
+    assert result.diagnosis.cause == RACE
 
 
 def test_output_that_may_change(job_of: JobOf) -> None:

@@ -96,6 +96,56 @@ def test_a_property_that_does_not_hold_is_named(variant_of: MakeVariant) -> None
     assert result.message.startswith("hard_data (scores 30 times as large): ")
 
 
+def test_a_wrong_output_of_a_property_has_place_map_and_cause(variant_of: MakeVariant) -> None:
+    """An output for which a property does not hold is diagnosed as that of a case: bounds, element, map and cause."""
+    source = PYTHON_SOURCE.replace("* scale", "* scale\n    scores = 30 * torch.tanh(scores / 30)")
+    result = hold(variant_of(source), "hard_data")
+    assert result.message.startswith("hard_data (scores 30 times as large): max error ")
+    assert result.check is not None
+    assert result.diagnosis is not None
+    assert (result.check.passed, result.check.worst is None) == (False, False)
+    assert result.diagnosis.error_map[0].startswith("error by head and tile of 16 queries")
+    assert result.diagnosis.cause == "the scores are 30 tanh(S / 30): a soft cap of 30 is on"
+
+
+IGNORES_SCALE = PYTHON_SOURCE.replace("* scale", "* q.shape[-1] ** -0.5")
+IGNORES_HEADS = PYTHON_SOURCE.replace(
+    "    scores =", "    k, v = k[:, :1].expand_as(k), v[:, 1:2].expand_as(v)\n    scores =", 1
+)
+ADDS_HEAD_1 = PYTHON_SOURCE.replace("    return result", "    result[:, 0] += result[:, 1]\n    return result")
+ZEROS = PYTHON_SOURCE.replace("    return result", "    result[:, :, 128:] *= k.stride(1) != 0\n    return result")
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "cause"),
+    [
+        ("zero_scale", IGNORES_SCALE, "the softmax scale is 1/sqrt(D), not 0: the scale of the call is not used"),
+        ("negative_scale", IGNORES_SCALE, "the softmax scale is 1/sqrt(D), not -0.125: the scale of the call"),
+        ("padded_rows", IGNORES_HEADS, "no known mistake gives this output"),
+        ("head_independence", ADDS_HEAD_1, "wrong in head 0 of 3; no known mistake gives this output"),
+        ("expanded_heads", ZEROS, "the output is 0 in query 128 to 149 of 150: never written there, or a zero"),
+    ],
+)
+def test_each_property_has_a_cause(variant_of: MakeVariant, name: str, source: str, cause: str) -> None:
+    """Each property is diagnosed on the inputs of its own call, also one that compares outputs bit by bit."""
+    result = hold(variant_of(source), name)
+    assert (result.outcome, result.caught_by) == ("wrong", (name,))
+    assert result.diagnosis is not None
+    assert cause in result.diagnosis.cause
+
+
+def test_a_property_about_nan_makes_up_no_cause(variant_of: MakeVariant) -> None:
+    """Where the right output has NaN, or an input was changed, there is no output to diagnose."""
+    source = PYTHON_SOURCE.replace("    return result", "    result += v.isnan().any() * 2.0\n    return result")
+    result = hold(variant_of(source), "contained_nan")
+    assert (result.outcome, result.caught_by, result.diagnosis, result.check) == (
+        "wrong",
+        ("contained_nan",),
+        None,
+        None,
+    )
+
+
 def test_a_right_kernel_with_many_keys_holds(variant_of: MakeVariant) -> None:
     """Row sums that are 1e-5 too large do not matter: no output of `hard_data` lies halfway between two numbers."""
     source = PYTHON_SOURCE.replace("torch.softmax(scores, -1)", "(torch.softmax(scores, -1) * (1 - 1e-5))")
