@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 GROUP = 2  # the heads of a group in a case of a claim
-# Heads of q, and of k and v: groups whose size is no power of two.
-UNEVEN = ((6, 1), (6, 2))
+# Heads of q, and of k and v: groups of six, three and four.
+IN_TURN = ((6, 1), (6, 2), (8, 2))
 
 
 class GroupedHeads(Part):
@@ -61,9 +61,9 @@ class GroupedHeads(Part):
         return {"heads": -(-heads // GROUP) * GROUP, "kv_heads": -(-heads // GROUP)}
 
     def fields_in_turn(self, claim: Any, heads: int) -> tuple[Mapping[str, Any], ...]:  # one of `claims`
-        """Groups of six and of three heads."""
-        uneven = tuple({"heads": of_q, "kv_heads": of_k} for of_q, of_k in UNEVEN)
-        return uneven if claim else (self.fields_with(claim, heads),)
+        """Groups of six, three and four heads."""
+        groups = tuple({"heads": of_q, "kv_heads": of_k} for of_q, of_k in IN_TURN)
+        return groups if claim else (self.fields_with(claim, heads),)
 
     def claim_words(self, claim: Any) -> str:  # one of `claims`
         """The grouping that was not judged."""

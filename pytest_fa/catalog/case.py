@@ -116,6 +116,11 @@ class Case(msgspec.Struct, frozen=True):
             return _pairs_of_all(self)
         return counts[0] if counts else self.seq_q * self.seq_k
 
+    def visible_keys(self, query: int) -> int:
+        """The number of keys that a query sees."""
+        ranges = [part.visible_keys(self, query) for part in parts.PARTS]
+        return max(0, min(each.stop for each in ranges) - max(each.start for each in ranges))
+
     @property
     def touched(self) -> Case:
         """This case with the queries and keys alone that a call must read."""
@@ -230,8 +235,7 @@ def _pairs_of_all(case: Case) -> int:
     """The visible pairs of a case in which several parts hide keys."""
     count = 0
     for query in range(case.seq_q):
-        ranges = [part.visible_keys(case, query) for part in parts.PARTS]
-        count += max(0, min(each.stop for each in ranges) - max(each.start for each in ranges))
+        count += case.visible_keys(query)
     return count
 
 

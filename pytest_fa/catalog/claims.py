@@ -150,7 +150,15 @@ def length_cases(variant: Variant, seed: int = 0, dtypes: tuple[str, ...] = ()) 
             chosen = max(fitting, key=lambda claim: (-sum(used[value] for value in claim.placed), claim.special))
             used.update(chosen.placed)
             cases.append(possible[chosen])
+    if claims and not any(map(sees_many_keys, cases)):  # as under a mask that hides all but the first keys
+        square = least_lengths(variant, LENGTHS[0][1], LENGTHS[0][1])
+        cases.append(_sized(variant, claims[0], *square, seed))
     return cases
+
+
+def sees_many_keys(case: Case) -> bool:
+    """Whether the last query sees more than `MANY_KEYS` keys."""
+    return case.visible_keys(case.seq_q - 1) > MANY_KEYS
 
 
 def case_of(
@@ -229,17 +237,17 @@ def unjudged(variant: Variant, judged: Iterable[Case]) -> list[Unjudged]:
 def _unjudged_lengths(variant: Variant, judged: list[Case]) -> Iterator[str]:
     """The kinds of lengths that a variant supports and no case of `judged` has, in words."""
     supports = variant.supports
-    kinds: dict[str, Callable[[int, int], bool]] = {
-        "one query": lambda queries, _: queries == 1,
-        "fewer queries than keys": lambda queries, keys: queries < keys,
-        "more queries than keys": lambda queries, keys: queries > keys,
-        "more than 1,024 keys": lambda _, keys: keys > MANY_KEYS,
+    kinds: dict[str, Callable[[Case], bool]] = {
+        "one query": lambda case: case.seq_q == 1,
+        "fewer queries than keys": lambda case: case.seq_q < case.seq_k,
+        "more queries than keys": lambda case: case.seq_q > case.seq_k,
+        "more than 1,024 keys": sees_many_keys,
     }
     if supports.self_attention_only:
-        kinds = {"more than 1,024 keys": kinds["more than 1,024 keys"]}
+        kinds = {"more than 1,024 keys": sees_many_keys}
     if supports.seq_q_multiple_of > 1:
         kinds.pop("one query", None)
-    yield from (words for words, is_one in kinds.items() if not any(is_one(case.seq_q, case.seq_k) for case in judged))
+    yield from (words for words, is_one in kinds.items() if not any(map(is_one, judged)))
 
 
 def _kind_of(place: int, part: Part) -> tuple[Callable[[Claim], object], Callable[[Claim], Unjudged]]:

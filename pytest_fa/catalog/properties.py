@@ -18,7 +18,7 @@ PROPERTIES: dict[str, str] = {
     "head_independence": "other data in one head changes no bit in the output of the other heads",
     "contained_nan": "a NaN in one head changes no other head's output; a row that sees a NaN is NaN in every output",
     "padded_rows": "rows with padding between them are read and written correctly, or refused",
-    "unaligned_rows": "rows that are 4 elements further apart than their length are read and written correctly",
+    "unaligned_rows": "rows that are 8 bytes further apart than their length are read and written correctly",
     "different_strides": "tensors that each have strides of their own are read and written correctly, or refused",
     "expanded_heads": "K and V with a head stride of zero are read correctly, or refused",
     "expanded_batch": "K and V with a batch stride of zero are read correctly, or refused",
@@ -135,12 +135,14 @@ def applies(name: str, variant: Variant, device: Device) -> bool:
 
 
 def declared_against(name: str, variant: Variant) -> str | None:
-    """Return what the manifest declares because of which a property is not judged, such as `fixed_scale: true`."""
-    supports = variant.supports
+    """Return what the manifest declares because of which a property is not judged: `supports.fixed_scale: true`."""
+    supports, call = variant.supports, variant.entry.call
     if name in STRIDES_OF and not supports.allows_strides(STRIDES_OF[name]):
-        return f"strides: {supports.strides}"
+        return f"supports.strides: {supports.strides}"
+    if name in STRIDES_OF and name != "offset_pointers" and call is not None and call.contiguous:
+        return "entry.call.contiguous: true"
     if supports.fixed_scale and name in SCALED:
-        return "fixed_scale: true"
+        return "supports.fixed_scale: true"
     if supports.default_stream_only and name in ON_OTHER_STREAMS:
-        return "default_stream_only: true"
+        return "supports.default_stream_only: true"
     return None

@@ -55,6 +55,11 @@ class PropertySubject:
         """
         return self._policy == "same_precision" and self._case.dtype not in ("fp32", "e4m3")
 
+    @property
+    def has_absolute_bound(self) -> bool:
+        """Whether the allowed error does not depend on the size of the output."""
+        return self._policy == "absolute"
+
     def inputs(self, seed: int = 0) -> Inputs:
         """The case's inputs, with data from `seed`."""
         return self._truths.with_memory(lambda: make_inputs(self._case.with_seed(seed), self.device))

@@ -16,7 +16,7 @@ from pytest_fa.errors import FaError, LockProblem, ToolchainError, UnusableRun
 from pytest_fa.feature import Feature, features
 from pytest_fa.options import command_line, options
 from pytest_fa.plugin import markers, servers
-from pytest_fa.plugin.asked import require_asked_tests
+from pytest_fa.plugin.asked import Selected, require_asked_tests
 from pytest_fa.plugin.fa_benchmark import FaBenchmark
 from pytest_fa.plugin.fa_run import FaRun
 from pytest_fa.plugin.items import (
@@ -45,7 +45,7 @@ from pytest_fa.plugin.state import (
 )
 from pytest_fa.plugin.suite_module import SuiteModule
 from pytest_fa.plugin.usage_errors import end_run, usage_error
-from pytest_fa.plugin.xdist_hooks import register_for_xdist
+from pytest_fa.plugin.xdist_hooks import WORKER_SELECTED, register_for_xdist
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import to_builtins
 from pytest_fa.records.text import printable
@@ -166,6 +166,8 @@ class KernelRun:
         if SESSION_KEY not in session.config.stash:
             return
         protect_process(session.config)
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[WORKER_SELECTED] = list(Selected.of(session.items))
         run = session_of(session.config)
         run.builds.needed = needed_variants(session.items)
         run.runner.has_timings = run.options.timing and has_timings(session.items)

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable
 import pytest
 
 from pytest_fa.options import command_line
-from pytest_fa.plugin.asked import judged_nothing, unheeded
+from pytest_fa.plugin.asked import unheeded
 from pytest_fa.plugin.keys import OPTIONS_KEY
 from pytest_fa.plugin.state import RESULTS_KEY, STATUS_LINE_KEY
 from pytest_fa.plugin.status_line import StatusLine, may_show
@@ -70,13 +70,9 @@ class Reports:
 
     def _unheeded(self, session: pytest.Session) -> str:
         """Why a run that would be green did not do what a typed option asks for; empty if it did."""
-        config = session.config
-        if config.option.collectonly:
+        if session.config.option.collectonly:
             return ""
-        if getattr(session, "items", None):
-            return unheeded(config, session.items, self.results.records)
-        is_shared_out = bool(config.getoption("numprocesses", None))
-        return judged_nothing(config) if is_shared_out and not self.results.saw_kernels else ""
+        return unheeded(session.config, self.results.records, saw_kernels=self.results.saw_kernels)
 
     def _write_last_lines(self, session: pytest.Session, exitstatus: int, terminal: pytest.TerminalReporter) -> None:
         """Write the answer, also if --stepwise ended the run; if a path has no test, the command that was meant."""

@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
+from pytest_fa.plugin.asked import SELECTED_KEY, Selected
 from pytest_fa.plugin.keys import OPTIONS_KEY
 from pytest_fa.plugin.own_process import protect_process
 from pytest_fa.plugin.state import progress_line, session_of
 
+WORKER_SELECTED = "fa_selected"  # in what a worker sends at its end
 DEFAULT_DISTRIBUTION = "load"  # what -n means without --dist
 PARTS_PER_WORKER = 3  # of the tests of variants, if nothing is timed; more parts are shared out more evenly
 # The end of a test's id: the shape, and the seed unless the test runs only one.
@@ -51,6 +53,13 @@ class XdistHooks:
             session.builds.say = progress_line(self._config)
             if title := session.builds.report.title:
                 session.builds.say(title)
+
+    def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401  # a worker of xdist
+        """Join what the tests of a worker do with those of the others."""
+        if told := getattr(node, "workeroutput", {}).get(WORKER_SELECTED):
+            uses_kernels, has_run, has_request, tests = told
+            known = self._config.stash.get(SELECTED_KEY, Selected())
+            self._config.stash[SELECTED_KEY] = known.joined(Selected(uses_kernels, has_run, has_request, tuple(tests)))
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:  # noqa: ANN401  # types of xdist
         """Keep together what one worker runs faster, unless the user chose a distribution."""

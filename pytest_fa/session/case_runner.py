@@ -136,7 +136,7 @@ class CaseRunner:
         if device and not applies(name, variant, device):
             raise Refused(f"property {name} does not apply to {variant.name} on {device}")
         if declared := declared_against(name, variant):
-            raise Refused(f"{variant.name}: {name} is not judged: the manifest declares supports.{declared}")
+            raise Refused(f"{variant.name}: {name} is not judged: the manifest declares {declared}")
         case = self.case_of_property(variant, name)
         if self.policy_of(variant, case) == "absolute" and case.dtype != "fp16":
             raise Refused(

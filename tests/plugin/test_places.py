@@ -14,6 +14,16 @@ from tests.tiers import nightly_after
 BUILTIN = Path(__file__).parents[2] / "pytest_fa" / "builtin"
 SUM_TEST = "def test_sum():\n    assert 1 + 1 == 2\n"
 KERNEL_TEST = "def test_uses_a_kernel(fa_variant):\n    pass\n"
+LATE_TEST = """\
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.discover import discover
+
+
+def test_late(request):
+    run = request.getfixturevalue("fa_run")
+    variant = discover((request.config.rootpath / "kernels",)).variants["mine"]
+    run.correct(variant, parse_case(CASE))
+"""
 RENAME = "(its folder, or its key under 'variants')"
 IMPLIED = "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
 
@@ -288,16 +298,30 @@ def test_a_gate_that_is_not_selected_is_not_green(stranger: Project) -> None:
 
 
 def test_workers_that_judge_nothing_are_not_green(stranger: Project) -> None:
-    """With `-n`, the run says at its end that no test used kernels."""
+    """With `-n`, the run says at its end that no test used kernels, or did what an option asks for."""
+    stranger.write("other/test_run.py", "def test_of_a_user(fa_run):\n    pass\n")
     result = stranger.run_here("tests/test_sum.py", "--fa-variant=mine", "-n1")
     assert (result.ret, result.outcomes) == (pytest.ExitCode.USAGE_ERROR, {"test_sum": "passed"})
     assert "no test of this run used kernels, so nothing was judged" in result.all_lines[-1]
 
+    assert stranger.run_here("tests/test_kernel.py", "--fa-variant=mine", "-n1").ret == pytest.ExitCode.OK
+    late = stranger.run_here("other/test_run.py", "--fa-variant=mine", "--fa-sanitize=memcheck", ONE_CASE, "-n1")
+    assert (late.ret, "no test of this run did that" in late.all_lines[-1]) == (pytest.ExitCode.USAGE_ERROR, True)
 
-def test_other_runs_stay_green(stranger: Project) -> None:
-    """A run without a typed option, and one that only cleans the cache, test what they want."""
-    for arguments in (("tests/test_sum.py",), ("tests/test_sum.py", "--fa-clean")):
-        assert stranger.run_here(*arguments).ret == pytest.ExitCode.OK
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("tests/test_sum.py",),
+        ("tests/test_sum.py", "--fa-clean", "--fa-cache=cache"),
+        ("late/test_late.py", "--fa-variant=mine", ONE_CASE),
+    ],
+    ids=["no option", "clean", "late fixture"],
+)
+def test_other_runs_stay_green(stranger: Project, arguments: tuple[str, ...]) -> None:
+    """A run that asks for nothing tests what it wants, and a fixture may be asked for while a test runs."""
+    stranger.write("late/test_late.py", f'CASE = "{CASE}"\n{LATE_TEST}')
+    assert stranger.run_here(*arguments).ret == pytest.ExitCode.OK
 
 
 @pytest.mark.parametrize(

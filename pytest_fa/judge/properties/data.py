@@ -11,6 +11,7 @@ from pytest_fa.attention import parts
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.inputs import LINEAR_IN, Inputs, Output, clone, is_poison
 from pytest_fa.judge.policies import ulp
+from pytest_fa.judge.properties.cut import cut
 from pytest_fa.judge.subject import PropertySubject
 
 
@@ -52,7 +53,8 @@ HardData = tuple[str, Inputs, Inputs | None]  # name, inputs, and inputs with th
 FAR_BELOW = 16.0  # q and -k in all dims but two: scores of -256 sqrt(D)
 FREE_DIMS = 2
 GRID = 4  # steps in 1: float32 adds products of such numbers without an error
-FARTHEST_Q, FARTHEST_K = 128.0, -64.0  # scores of -8192 sqrt(D)
+FARTHEST = 1024.0  # q and -k in all dims but two: scores of -2^20 sqrt(D)
+FARTHEST_KEYS = 16
 FARTHEST_ROWS = 16  # one row of so many has them: weights of exactly 1 in each row would show errors of a fast exp
 NEAR_FP16_END, PAST_FP16_END = 62500.0, 200000.0
 PAST_FP16_Q = 2.0**18
@@ -85,13 +87,21 @@ def _far_below_zero(subject: PropertySubject, inputs: Inputs) -> Iterator[HardDa
     q[..., FREE_DIMS:], k[..., FREE_DIMS:] = FAR_BELOW, -FAR_BELOW
     score = -(FAR_BELOW**2) * (dims - FREE_DIMS) * inputs.scale
     yield f"scores near {score:.0f}", inputs._replace(q=q, k=k), None
-    # In some rows, all scores are equal: a kernel that computes exp2(s * c - max * c) rounds max * c, so that the
-    # weights of two tiles with other maxima would not fit.
-    far_q, far_k = q.clone(), k.clone()
-    far_q[..., FREE_DIMS:], far_k[..., FREE_DIMS:] = 0.0, FARTHEST_K
-    far_q[:, :, ::FARTHEST_ROWS, :FREE_DIMS], far_q[:, :, ::FARTHEST_ROWS, FREE_DIMS:] = 0.0, FARTHEST_Q
-    score = FARTHEST_Q * FARTHEST_K * (dims - FREE_DIMS) * inputs.scale
-    yield f"rows with scores of {score:.0f}", inputs._replace(q=far_q, k=far_k), None
+    # Few keys, which a kernel does not split: float32 rounds the log-sum-exp of each part by which parts are merged.
+    if (few := cut(subject, inputs, FARTHEST_KEYS)) is not None:
+        yield _with_farthest_rows(few)
+
+
+def _with_farthest_rows(inputs: Inputs) -> HardData:
+    """Some rows whose scores are equal and lower than any start of a maximum that fp16 has.
+
+    They are equal, because a kernel that computes exp2(s * c - max * c) rounds max * c.
+    """
+    q, k = ((tensor * GRID).round() / GRID for tensor in (inputs.q, inputs.k))
+    q[..., FREE_DIMS:], k[..., FREE_DIMS:] = 0.0, -FARTHEST
+    q[:, :, ::FARTHEST_ROWS, :FREE_DIMS], q[:, :, ::FARTHEST_ROWS, FREE_DIMS:] = 0.0, FARTHEST
+    score = -(FARTHEST**2) * (q.shape[3] - FREE_DIMS) * inputs.scale
+    return f"rows with scores of {score:.0f}", inputs._replace(q=q, k=k), None
 
 
 def _ends_of_range(subject: PropertySubject, inputs: Inputs) -> Iterator[HardData]:
@@ -108,6 +118,8 @@ def _ends_of_range(subject: PropertySubject, inputs: Inputs) -> Iterator[HardDat
         largest = PAST_FP16_END
         larger_q = inputs._replace(q=inputs.q * PAST_FP16_Q, k=inputs.k / PAST_FP16_Q)  # the scores stay the same
         yield f"q {PAST_FP16_Q:.0f} times as large", larger_q, inputs
+    if subject.has_absolute_bound:  # it is far below one unit in the last place of such values
+        return
     one_hot = subject.changed(inputs, _one_hot)
     signs = torch.where(inputs.v < 0, -largest, largest).to(inputs.v.dtype)
     yield f"V of {largest:.0f}", inputs._replace(v=signs), None

@@ -7,10 +7,9 @@ from functools import partial
 
 import torch
 
-from pytest_fa.attention.layout import stored
-from pytest_fa.catalog.claims import least_lengths
 from pytest_fa.errors import LacksMemory, UnsupportedCase, WrongResult
 from pytest_fa.gpu.inputs import Inputs
+from pytest_fa.judge.properties.cut import cut, has_heads_last, lengths
 from pytest_fa.judge.subject import PropertySubject
 
 FAR_ELEMENTS = 2**31 + 64
@@ -19,7 +18,7 @@ COPIES = 2  # of each tensor of a call: the judge's, and the one that the candid
 MANY = 2**16 + 1
 MANY_SEQUENCE = 16
 ALIGNED_BYTES = 16
-UNALIGNED_ELEMENTS = 4
+UNALIGNED_BYTES = 8
 KEYS_PAST_A_TILE = 129  # one key more than whole tiles of 32, 64 or 128
 
 Restride = Callable[[torch.Tensor], torch.Tensor]  # copies a tensor to memory with other strides
@@ -28,17 +27,18 @@ Restride = Callable[[torch.Tensor], torch.Tensor]  # copies a tensor to memory w
 def padded_rows(subject: PropertySubject) -> None:
     """Outputs are right if each row of each tensor is followed by NaN that belongs to no tensor.
 
-    The rows are two row lengths apart, or a row length and 16 bytes.
+    The rows are two row lengths apart, or a row length and 16 bytes of the smallest dtype.
     """
+    unit = _unit(subject.inputs())
     _require_right_in("padded_rows", subject, lambda tensor: _with_row_pitch(tensor, 2 * tensor.shape[3]))
-    _require_right_in("padded_rows", subject, lambda tensor: _with_row_pitch(tensor, tensor.shape[3] + _unit(tensor)))
+    _require_right_in("padded_rows", subject, lambda tensor: _with_row_pitch(tensor, tensor.shape[3] + unit))
 
 
 def unaligned_rows(subject: PropertySubject) -> None:
-    """Outputs are right if the rows of all tensors are 4 elements further apart than their length."""
+    """Outputs are right if the rows of all tensors are 8 bytes further apart than their length."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        return _with_row_pitch(tensor, tensor.shape[3] + UNALIGNED_ELEMENTS)
+        return _with_row_pitch(tensor, tensor.shape[3] + UNALIGNED_BYTES // tensor.element_size())
 
     try:
         _require_right_in("unaligned_rows", subject, move)
@@ -50,9 +50,10 @@ def unaligned_rows(subject: PropertySubject) -> None:
 def different_strides(subject: PropertySubject) -> None:
     """Outputs are right if q, k, v and the output each have row, head and batch strides that no other tensor has."""
     inputs = subject.inputs()
-    q, k, v = (_with_own_strides(tensor, place) for place, tensor in enumerate(inputs[:3]))
+    unit = _unit(inputs)
+    q, k, v = (_with_own_strides(tensor, place, unit) for place, tensor in enumerate(inputs[:3]))
     output = subject.output(inputs)
-    moved = output._replace(out=_with_own_strides(output.out, 3))
+    moved = output._replace(out=_with_own_strides(output.out, 3, unit))
     subject.require_right("different_strides", subject.call(inputs._replace(q=q, k=k, v=v), moved), inputs)
 
 
@@ -91,7 +92,7 @@ def many_batches(subject: PropertySubject) -> None:
 def many_queries(subject: PropertySubject) -> None:
     """Outputs are right for 2^16 + 1 queries, more than 16 bits can count; the last query has other data."""
     inputs = subject.inputs()
-    ends = _lengths(subject, MANY, MANY_SEQUENCE)
+    ends = lengths(subject, MANY, MANY_SEQUENCE)
     q, k, v = (_repeated(tensor[:1, :1], end) for tensor, end in zip(inputs[:3], ends, strict=True))
     q[:, :, -1] = q[:, :, 0].flip(-1)
     descales = inputs.descales and inputs.descales.map(lambda descale: descale[:1, :1].contiguous())
@@ -104,14 +105,11 @@ def far_offsets(subject: PropertySubject) -> None:
 
     K and V are far in one call, q and the output in another.  A kernel may refuse some of these calls, but not all.
     """
-    inputs = subject.inputs()
-    size_bytes = (FAR_ELEMENTS + FAR_SLACK_ELEMENTS) * max(inputs.k.element_size(), inputs.output_dtype.itemsize)
-    needed_bytes = 1.1 * COPIES * 2 * size_bytes  # of two tensors, and a tenth for all else
-    free_bytes, total_bytes = torch.cuda.mem_get_info(subject.device)
-    if total_bytes < needed_bytes:
-        raise UnsupportedCase(f"needs {needed_bytes / 1e9:.0f} GB of GPU memory, found {total_bytes / 1e9:.0f} GB")
-    if free_bytes < needed_bytes:
-        raise LacksMemory(f"needs {needed_bytes / 1e9:.0f} GB of free GPU memory, found {free_bytes / 1e9:.0f} GB")
+    inputs, unit = subject.inputs(), _unit(subject.inputs())
+    largest = max(tensor.numel() for tensor in (*inputs[:3], subject.output(inputs).out))
+    size = FAR_ELEMENTS + 2 * max(FAR_SLACK_ELEMENTS, largest)
+    size_bytes = size * max(inputs.k.element_size(), inputs.output_dtype.itemsize)
+    _require_memory(subject, 1.1 * COPIES * 2 * size_bytes)  # of two tensors, and a tenth for all else
 
     def check_keys(move: Restride) -> None:
         far = inputs._replace(k=move(inputs.k), v=move(inputs.v))
@@ -123,7 +121,16 @@ def far_offsets(subject: PropertySubject) -> None:
         subject.require_right("far_offsets", subject.call(inputs._replace(q=move(inputs.q)), moved), inputs)
 
     checks = (check_keys, check_queries)
-    _require_one_accepted([partial(check, partial(_far, axis)) for axis in (0, 1, 2) for check in checks])
+    _require_one_accepted([partial(check, partial(_far, axis, size, unit)) for axis in (0, 1, 2) for check in checks])
+
+
+def _require_memory(subject: PropertySubject, needed_bytes: float) -> None:
+    """Raise `UnsupportedCase` if the GPU has too little memory, `LacksMemory` if too little of it is free."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(subject.device)
+    if total_bytes < needed_bytes:
+        raise UnsupportedCase(f"needs {needed_bytes / 1e9:.0f} GB of GPU memory, found {total_bytes / 1e9:.0f} GB")
+    if free_bytes < needed_bytes:
+        raise LacksMemory(f"needs {needed_bytes / 1e9:.0f} GB of free GPU memory, found {free_bytes / 1e9:.0f} GB")
 
 
 def _require_one_accepted(checks: Sequence[Callable[[], None]]) -> None:
@@ -153,9 +160,8 @@ def _require_right_expanded(name: str, subject: PropertySubject, dim: int) -> No
     One of them has a single key in its last tile.
     """
     whole = subject.inputs()
-    ends = _lengths(subject, whole.q.shape[2], KEYS_PAST_A_TILE)
-    fits = all(end <= tensor.shape[2] for end, tensor in zip(ends, whole[:3], strict=True))
-    for inputs in (whole, _cut(whole, ends)) if fits else (whole,):
+    shorter = cut(subject, whole, KEYS_PAST_A_TILE)
+    for inputs in (whole, shorter) if shorter else (whole,):
         first = inputs.map(lambda tensor: tensor.narrow(dim, 0, 1).expand_as(tensor))
         expanded = inputs._replace(k=first.k, v=first.v)
         if inputs.descales is not None:
@@ -170,7 +176,10 @@ def _require_right_for_many(name: str, subject: PropertySubject, batches: int, h
     The last one has other data than the rest, so that a batch or head that is computed in its place is found.
     """
     inputs = subject.inputs()
-    ends = _lengths(subject, MANY_SEQUENCE, MANY_SEQUENCE)
+    ends = lengths(subject, MANY_SEQUENCE, MANY_SEQUENCE)
+    if subject.device.type == "cuda":  # the tensors of both sides, and truth in float64
+        elements = batches * heads * sum(ends) * inputs.q.shape[3]
+        _require_memory(subject, elements * (COPIES * inputs.q.element_size() + 2 * torch.float64.itemsize))
     q, k, v = (
         tensor[:1, :1, :end].expand(batches, heads, -1, -1).clone()
         for tensor, end in zip(inputs[:3], ends, strict=True)
@@ -187,36 +196,14 @@ def _require_right_for_many(name: str, subject: PropertySubject, batches: int, h
 # -- tensors at other strides -----------------------------------------------------------------------------------------
 
 
-def _lengths(subject: PropertySubject, queries: int, keys: int) -> tuple[int, int, int]:
-    """The smallest supported lengths of q, k and v that are at least these."""
-    of_q, of_k = least_lengths(subject.variant, queries, keys)
-    return of_q, of_k, of_k
-
-
-def _cut(inputs: Inputs, ends: tuple[int, int, int]) -> Inputs:
-    """The first rows of each tensor, without gaps between heads."""
-    q, k, v = (_stored_like(tensor[:, :, :end], tensor) for tensor, end in zip(inputs[:3], ends, strict=True))
-    return inputs._replace(q=q, k=k, v=v)
-
-
-def _stored_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A dense copy whose axes are in memory as those of `like`."""
-    return stored(tensor, "bshd" if _has_heads_last(like) else "bhsd")
-
-
-def _has_heads_last(tensor: torch.Tensor) -> bool:
-    """Whether the heads of a row are side by side in memory."""
-    return tensor.stride(1) < tensor.stride(2)
-
-
 def _repeated(tensor: torch.Tensor, length: int) -> torch.Tensor:
     """A dense tensor of `length` rows, which are those of `tensor` again and again."""
     return tensor.repeat(1, 1, -(-length // tensor.shape[2]), 1)[:, :, :length].contiguous()
 
 
-def _unit(tensor: torch.Tensor) -> int:
-    """The number of elements in 16 bytes."""
-    return ALIGNED_BYTES // tensor.element_size()
+def _unit(inputs: Inputs) -> int:
+    """A number of elements whose size is a multiple of 16 bytes in each tensor of a call."""
+    return ALIGNED_BYTES // min(inputs.q.element_size(), inputs.output_dtype.itemsize)
 
 
 def _with_row_pitch(tensor: torch.Tensor, pitch: int) -> torch.Tensor:
@@ -225,12 +212,11 @@ def _with_row_pitch(tensor: torch.Tensor, pitch: int) -> torch.Tensor:
     return _copied(tensor, (heads * seq * pitch, seq * pitch, pitch))
 
 
-def _with_own_strides(tensor: torch.Tensor, number: int) -> torch.Tensor:
-    """A copy with strides, all multiples of 16 bytes, that differ for each `number`, and NaN in the gaps."""
+def _with_own_strides(tensor: torch.Tensor, number: int, unit: int) -> torch.Tensor:
+    """A copy with strides, all multiples of `unit` elements, that differ for each `number`, and NaN in the gaps."""
     _, heads, seq, dim = tensor.shape
-    unit = _unit(tensor)
     innermost = (-(-dim // unit) + 1 + number) * unit
-    if _has_heads_last(tensor):
+    if has_heads_last(tensor):
         row = heads * innermost + (3 + 2 * number) * unit
         return _copied(tensor, (seq * row + (5 + 3 * number) * unit, innermost, row))
     head = seq * innermost + (3 + 2 * number) * unit
@@ -251,16 +237,16 @@ def _at_offset(size_bytes: int | None, tensor: torch.Tensor) -> torch.Tensor:
     return storage[elements:].view(tensor.shape).copy_(tensor)
 
 
-def _far(axis: int, tensor: torch.Tensor) -> torch.Tensor:
+def _far(axis: int, size: int, unit: int, tensor: torch.Tensor) -> torch.Tensor:
     """A copy whose last index of axis 0 (batch), 1 (head) or 2 (row) begins `FAR_ELEMENTS` after the first.
 
-    The other axes are packed into the gaps.  All copies have the same size, so that their memory is used again.
+    The other axes are packed into the gaps.  All copies have `size` elements, so that their memory is used again.
     """
-    inner = [each for each in ((0, 2, 1) if _has_heads_last(tensor) else (0, 1, 2)) if each != axis]
-    strides, size = [0, 0, 0], tensor.shape[3]
+    inner = [each for each in ((0, 2, 1) if has_heads_last(tensor) else (0, 1, 2)) if each != axis]
+    strides, packed = [0, 0, 0], tensor.shape[3]
     for each in reversed(inner):
-        strides[each], size = size, size * tensor.shape[each]
+        strides[each], packed = packed, packed * tensor.shape[each]
     steps = max(1, tensor.shape[axis] - 1)
-    strides[axis] = -(-FAR_ELEMENTS // steps // _unit(tensor)) * _unit(tensor)
-    storage = torch.empty(FAR_ELEMENTS + FAR_SLACK_ELEMENTS, dtype=tensor.dtype, device=tensor.device)
+    strides[axis] = -(-FAR_ELEMENTS // steps // unit) * unit
+    storage = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
     return storage.as_strided(tensor.shape, (*strides, 1)).copy_(tensor)

@@ -99,6 +99,9 @@ FAULTS: dict[str, tuple[str, tuple[str, str], str | None]] = {
     "max_starts_at_zero": (PLAIN, (START, "clamp_min(0.0)"), "hard_data"),
     "max_starts_at_1e-30": (BF16, (START, "clamp_min(1e-30)"), "hard_data"),
     "sentinel_5e4": (PLAIN, (START, "clamp_min(-5e4)"), "hard_data"),
+    "sentinel_5e4_at_16": ("{head_dim: [16]", (START, "clamp_min(-5e4)"), "hard_data"),
+    "sentinel_lowest_fp16": (PLAIN, (START, "clamp_min(-65504)"), "hard_data"),
+    "sentinel_1e6": (BF16, (START, "clamp_min(-1e6)"), "hard_data"),
     "v_in_fp16": (BF16, before(f"v = v.to({IN_FP16}"), "hard_data"),
     "out_staged_in_fp16": (BF16, after(f"result = result.to({IN_FP16}"), "hard_data"),
     "q_in_fp16": (BF16, before(f"q = (q * scale).to({IN_FP16} / scale"), "hard_data"),
@@ -110,6 +113,8 @@ FAULTS: dict[str, tuple[str, tuple[str, str], str | None]] = {
     "keys_are_queries": (PLAIN, before("k, v, keys = k[:, :, :rows], v[:, :, :rows], min(keys, rows)"), None),
     "last_key_after_a_tile": (PLAIN, before("keys -= keys % 64 == 1; k, v = k[:, :, :keys], v[:, :, :keys]"), None),
     "split_when_long": (PLAIN, after("result = result * (1 + 0.01 * (keys > 1024))"), None),
+    "many_keys_of_a_mask": ("{causal: [top_left]", after("result[:, :, 1024:] *= 1.05"), None),
+    "groups_of_four": ("{grouped_heads: true", after("result = result * (1 + 0.05 * (group == 4))"), None),
     "one_query": (PLAIN, after("result = result * (1 + 0.01 * (rows == 1))"), None),
     "more_queries": (PLAIN, after("result[:, :, keys:] = 0"), None),
     "mask_switches": (SQUARE, before("shift = max(shift, 0)"), None),
@@ -167,6 +172,28 @@ def fails(variant: Variant, name: str) -> bool:
 def wrong_properties(variant: Variant) -> list[str]:
     """The properties that fail on a CPU."""
     return [name for name in properties_of(variant) if name not in ON_GPU and fails(variant, name)]
+
+
+# Keys in parts that are merged by their log-sum-exp in float32, as in decoding.
+SPLIT = RIGHT.replace(
+    "    m = s.amax(-1, keepdim=True).clamp_min(-1e30)\n",
+    """\
+    parts = [slice(start, start + 50) for start in range(0, keys, 50)]
+    logs = [torch.logsumexp(s[..., part], -1, keepdim=True) for part in parts]
+    outs = [torch.softmax(s[..., part], -1).nan_to_num() @ v[:, :, part] for part in parts]
+    total = torch.logsumexp(torch.cat(logs, -1), -1, keepdim=True)
+    weights = [torch.exp(log - total).nan_to_num() for log in logs]
+    merged = sum(weight * part for weight, part in zip(weights, outs))
+    m = s.amax(-1, keepdim=True).clamp_min(-1e30)
+""",
+).replace("    result = p @ v / p.sum(-1, keepdim=True).clamp_min(1e-30)\n", "    result = merged\n")
+
+
+@pytest.mark.parametrize("supports", [PLAIN, BF16, "{causal: [top_left]", "{head_dim: [128]", "{dtype: [fp32]"])
+def test_a_right_kernel_with_split_keys_holds_hard_data(variant_of: MakeVariant, supports: str) -> None:
+    """float32 rounds the log-sum-exp of each part, which matters where scores are far from zero."""
+    assert SPLIT != RIGHT
+    assert not fails(variant_of(supports, SPLIT), "hard_data")
 
 
 @pytest.mark.parametrize("supports", [ALL, PLAIN, SQUARE, BF16])

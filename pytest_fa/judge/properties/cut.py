@@ -1,0 +1,38 @@
+"""The inputs of a property with fewer rows."""
+
+from __future__ import annotations
+
+import torch
+
+from pytest_fa.attention.layout import stored
+from pytest_fa.catalog.claims import least_lengths
+from pytest_fa.gpu.inputs import Inputs
+from pytest_fa.judge.subject import PropertySubject
+
+
+def cut(subject: PropertySubject, inputs: Inputs, keys: int) -> Inputs | None:
+    """The first keys, at least so many as the variant supports, and all queries, or as many if they must be equal.
+
+    None if that are more rows than there are.
+    """
+    ends = lengths(subject, inputs.q.shape[2], keys)
+    if any(end > tensor.shape[2] for end, tensor in zip(ends, inputs[:3], strict=True)):
+        return None
+    q, k, v = (_stored_like(tensor[:, :, :end], tensor) for tensor, end in zip(inputs[:3], ends, strict=True))
+    return inputs._replace(q=q, k=k, v=v)
+
+
+def lengths(subject: PropertySubject, queries: int, keys: int) -> tuple[int, int, int]:
+    """The smallest supported lengths of q, k and v that are at least these."""
+    of_q, of_k = least_lengths(subject.variant, queries, keys)
+    return of_q, of_k, of_k
+
+
+def has_heads_last(tensor: torch.Tensor) -> bool:
+    """Whether the heads of a row are side by side in memory."""
+    return tensor.stride(1) < tensor.stride(2)
+
+
+def _stored_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A dense copy whose axes are in memory as those of `like`."""
+    return stored(tensor, "bshd" if has_heads_last(like) else "bhsd")
