@@ -30,8 +30,15 @@ def padded_rows(subject: PropertySubject) -> None:
     The rows are two row lengths apart, or a row length and 16 bytes of the smallest dtype.
     """
     unit = _unit(subject.inputs())
-    _require_right_in("padded_rows", subject, lambda tensor: _with_row_pitch(tensor, 2 * tensor.shape[3]))
-    _require_right_in("padded_rows", subject, lambda tensor: _with_row_pitch(tensor, tensor.shape[3] + unit))
+
+    def twice(tensor: torch.Tensor) -> torch.Tensor:
+        return _with_row_pitch(tensor, 2 * tensor.shape[3])
+
+    def padded(tensor: torch.Tensor) -> torch.Tensor:
+        return _with_row_pitch(tensor, tensor.shape[3] + unit)
+
+    _require_right_in("padded_rows", subject, twice, "rows two row lengths apart, with NaN between")
+    _require_right_in("padded_rows", subject, padded, f"rows {unit} elements further apart, with NaN between")
 
 
 def unaligned_rows(subject: PropertySubject) -> None:
@@ -41,7 +48,8 @@ def unaligned_rows(subject: PropertySubject) -> None:
         return _with_row_pitch(tensor, tensor.shape[3] + UNALIGNED_BYTES // tensor.element_size())
 
     try:
-        _require_right_in("unaligned_rows", subject, move)
+        words = f"rows {UNALIGNED_BYTES} bytes further apart than their length, with NaN between"
+        _require_right_in("unaligned_rows", subject, move, words)
     except UnsupportedCase as reason:
         remedy = "add `strides: aligned16` to `supports` if the kernel cannot read such rows"
         raise WrongResult("unaligned_rows", f"unaligned_rows: refused: {reason}; {remedy}") from None
@@ -54,7 +62,8 @@ def different_strides(subject: PropertySubject) -> None:
     q, k, v = (_with_own_strides(tensor, place, unit) for place, tensor in enumerate(inputs[:3]))
     output = subject.output(inputs)
     moved = output._replace(out=_with_own_strides(output.out, 3, unit))
-    subject.require_right("different_strides", subject.call(inputs._replace(q=q, k=k, v=v), moved), inputs)
+    words = " (each tensor has strides of its own, with NaN in its gaps: is each read and written with its own?)"
+    subject.require_right("different_strides", subject.call(inputs._replace(q=q, k=k, v=v), moved), inputs, words)
 
 
 def expanded_heads(subject: PropertySubject) -> None:
@@ -74,7 +83,8 @@ def offset_pointers(subject: PropertySubject) -> None:
     """
 
     def check(size_bytes: int | None) -> None:
-        _require_right_in("offset_pointers", subject, partial(_at_offset, size_bytes))
+        size = f"{size_bytes} bytes" if size_bytes else "one element"
+        _require_right_in("offset_pointers", subject, partial(_at_offset, size_bytes), f"pointers offset by {size}")
 
     _require_one_accepted([partial(check, size_bytes) for size_bytes in (None, 8)])
 
@@ -145,13 +155,16 @@ def _require_one_accepted(checks: Sequence[Callable[[], None]]) -> None:
         raise refusals[0]
 
 
-def _require_right_in(name: str, subject: PropertySubject, move: Restride) -> None:
-    """Judge a call whose inputs and output were moved by `move`, which returns the same shape at other strides."""
+def _require_right_in(name: str, subject: PropertySubject, move: Restride, words: str) -> None:
+    """Judge a call whose inputs and output were moved by `move`, which returns the same shape at other strides.
+
+    `words` say where they are then.
+    """
     inputs = subject.inputs()
     placed = inputs.map(move)
     output = subject.output(inputs)
     moved = output._replace(out=move(output.out))
-    subject.require_right(name, subject.call(placed, moved), inputs)
+    subject.require_right(name, subject.call(placed, moved), inputs, f" ({words})")
 
 
 def _require_right_expanded(name: str, subject: PropertySubject, dim: int) -> None:
@@ -167,7 +180,8 @@ def _require_right_expanded(name: str, subject: PropertySubject, dim: int) -> No
         if inputs.descales is not None:
             of_first = inputs.descales.map(lambda descale: descale.narrow(dim, 0, 1).expand_as(descale).contiguous())
             expanded = expanded._replace(descales=of_first._replace(q=inputs.descales.q))
-        subject.require_right(name, subject.call(expanded), expanded)
+        words = f" ({inputs.k.shape[2]} keys, the {('batch', 'head')[dim]} stride of k and v is 0)"
+        subject.require_right(name, subject.call(expanded), expanded, words)
 
 
 def _require_right_for_many(name: str, subject: PropertySubject, batches: int, heads: int) -> None:
