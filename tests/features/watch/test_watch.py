@@ -307,7 +307,7 @@ def test_what_cannot_be_watched_is_refused(good: Project, arguments: list[str], 
 
 def test_nothing_to_repeat_ends_the_run(good: Project) -> None:
     """If no test of the shipped suite was selected, the run ends and says why."""
-    good.write("test_own.py", "def test_own():\n    pass\n")
+    good.write("test_own.py", "def test_own(fa_variant):\n    pass\n")
     with WatchedRun(good, "--fa-variant=good", "test_own.py", "-k", "test_own", *QUICK) as run:
         run.until("fa: --fa-watch ends: no test of the shipped suite was selected, so nothing can be repeated\n")
         assert run.ended() == pytest.ExitCode.OK

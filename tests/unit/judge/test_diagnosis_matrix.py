@@ -51,19 +51,27 @@ def verdicts(request: pytest.FixtureRequest) -> list[tuple[str, str, str, Verdic
     return [row for row in rows if row[-1].words is not None]
 
 
-def test_no_mistake_gets_a_wrong_name(verdicts: list[tuple[str, str, str, Verdict]]) -> None:
+def test_the_matrix(verdicts: list[tuple[str, str, str, Verdict]]) -> None:
+    """All that must hold of the verdicts, in one test: with `pytest -n`, each worker would make them again."""
+    require_no_wrong_name(verdicts)
+    require_every_precision(verdicts)
+    require_the_names_of_the_page(verdicts)
+    require_short_clauses(verdicts)
+
+
+def require_no_wrong_name(verdicts: list[tuple[str, str, str, Verdict]]) -> None:
     """A simulated mistake gets its own name or none; an unlisted one gets none, or a true sentence."""
     assert [] == [row for row in verdicts if row[-1].answer == "misnamed"]
 
 
-def test_every_mistake_runs_in_every_precision(verdicts: list[tuple[str, str, str, Verdict]]) -> None:
+def require_every_precision(verdicts: list[tuple[str, str, str, Verdict]]) -> None:
     """Every simulated mistake makes the output wrong at one case or more of each precision, if it exists there."""
     wanted = {(name, precision) for name in MISTAKES for precision in PRECISIONS} - NO_MISTAKE
     assert wanted == {(name, precision) for name, precision, _, _ in verdicts if name in MISTAKES}
     assert set(UNLISTED) <= {name for name, *_ in verdicts}
 
 
-def test_every_mistake_is_named(verdicts: list[tuple[str, str, str, Verdict]]) -> None:
+def require_the_names_of_the_page(verdicts: list[tuple[str, str, str, Verdict]]) -> None:
     """Every mistake is named wherever the page says that it always is, and never if the page says that it never is."""
     page = cells_of_page(PAGE.read_text(encoding="utf-8"))
     answers: dict[tuple[str, str], set[str]] = {}
@@ -87,7 +95,7 @@ def test_the_page_names_every_mistake() -> None:
     assert {place for place, cell in page.items() if cell == "-"} == NO_MISTAKE
 
 
-def test_the_first_clause_is_short(verdicts: list[tuple[str, str, str, Verdict]]) -> None:
+def require_short_clauses(verdicts: list[tuple[str, str, str, Verdict]]) -> None:
     """The first clause of a named mistake has at most 80 characters."""
     causes = {answer.words for *_, answer in verdicts if answer.answer == "named" and answer.words}
     clauses = {words.partition(": ")[0].partition("; ")[0] for words in causes}
