@@ -1,6 +1,6 @@
 """The diagnosis never names a wrong mistake, and names every mistake that it knows at some case of each precision.
 
-Each mistake runs at one case of each precision; in the nightly run, at every case.
+Each mistake runs at one case of half of the precisions; in the nightly run, at every case of all.
 """
 
 from __future__ import annotations
@@ -51,10 +51,12 @@ def verdicts(request: pytest.FixtureRequest) -> list[tuple[str, str, str, Verdic
     return [row for row in rows if row[-1].words is not None]
 
 
-def test_the_matrix(verdicts: list[tuple[str, str, str, Verdict]]) -> None:
+def test_the_matrix(verdicts: list[tuple[str, str, str, Verdict]], request: pytest.FixtureRequest) -> None:
     """All that must hold of the verdicts, in one test: with `pytest -n`, each worker would make them again."""
     require_no_wrong_name(verdicts)
-    require_every_precision(verdicts)
+    if request.node.callspec.params["verdicts"] == "whole":
+        require_every_precision(verdicts)
+    assert {*MISTAKES, *UNLISTED} <= {name for name, *_ in verdicts}
     require_the_names_of_the_page(verdicts)
     require_short_clauses(verdicts)
 
@@ -68,7 +70,6 @@ def require_every_precision(verdicts: list[tuple[str, str, str, Verdict]]) -> No
     """Every simulated mistake makes the output wrong at one case or more of each precision, if it exists there."""
     wanted = {(name, precision) for name in MISTAKES for precision in PRECISIONS} - NO_MISTAKE
     assert wanted == {(name, precision) for name, precision, _, _ in verdicts if name in MISTAKES}
-    assert set(UNLISTED) <= {name for name, *_ in verdicts}
 
 
 def require_the_names_of_the_page(verdicts: list[tuple[str, str, str, Verdict]]) -> None:
