@@ -46,7 +46,8 @@ class OptionRow:
 
     `in_rerun` marks an option that decides how a variant is selected, built or checked: a rerun command repeats it.
     `in_selection` marks one that selects cases: the command that a run proposes repeats it.  `why_once` says why a run
-    with this option is not repeated after each save.
+    with this option is not repeated after each save.  `configures` marks one that asks for no test: it says where files
+    are, how kernels are built, or how long a test may take.
     """
 
     flag: str
@@ -57,6 +58,7 @@ class OptionRow:
     in_rerun: bool = False
     in_selection: bool = False
     why_once: str = ""
+    configures: bool = False
 
     @property
     def dest(self) -> str:

@@ -129,10 +129,10 @@ def _ensure(wanted: list[Wanted], cache: Path, say: Say, *, no_build: bool) -> B
     try:
         while left:
             # what other processes compile comes last
-            held = locks.take([each.request for each in left], say)
+            held = locks.take([build.request for build in left], say)
             # another process may have published builds before this one took their locks
-            published, missing = _look_up([each for each in left if _name(each.request) in held], cache)
-            left = [each for each in left if _name(each.request) not in held]
+            published, missing = _look_up([build for build in left if _name(build.request) in held], cache)
+            left = [build for build in left if _name(build.request) not in held]
             cached_count += len(published)
             outcomes.update(published)
             for name in published:

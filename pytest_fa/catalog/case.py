@@ -233,10 +233,7 @@ def _modifiers(texts: list[str]) -> tuple[str, ...] | msgspec.UnsetType:
 @functools.lru_cache(maxsize=4096)
 def _pairs_of_all(case: Case) -> int:
     """The visible pairs of a case in which several parts hide keys."""
-    count = 0
-    for query in range(case.seq_q):
-        count += case.visible_keys(query)
-    return count
+    return sum(case.visible_keys(query) for query in range(case.seq_q))
 
 
 @functools.lru_cache(maxsize=4096)  # a table of records asks for each id many times

@@ -68,9 +68,12 @@ class Claim(NamedTuple):
         """The case with these values, and as many heads as they need; `turn` chooses one of `Part.fields_in_turn`."""
         case = case.with_dtype(self.dtype)
         for part, value in self._by_part():
-            in_turn = part.fields_in_turn(value, case.heads)
-            plain = part.fields_with(value, case.heads)
-            case = case.with_fields(plain if turn is None else in_turn[turn % len(in_turn)])
+            if turn is None:
+                fields = part.fields_with(value, case.heads)
+            else:
+                in_turn = part.fields_in_turn(value, case.heads)
+                fields = in_turn[turn % len(in_turn)]
+            case = case.with_fields(fields)
         return case.with_fields({"head_dim": self.head_dim})
 
     def _by_part(self) -> Iterable[tuple[Part, object]]:
@@ -119,20 +122,26 @@ def claim_cases(variant: Variant, judged: Iterable[Case], seed: int = 0, dtypes:
     if variant.role != "candidate" or variant.cases:
         return []
     accepted = [case for case in judged if not variant.refuses(case)]
-    chosen = covering(claims_of(variant, dtypes), map(claim_of, accepted))
-    two_lengths = [claim for claim in claims_of(variant, dtypes) if claim.needs_two_lengths]
-    of_two = [claim for claim in chosen if claim.needs_two_lengths] or two_lengths[:1]
-    if len(of_two) == 1:
-        of_two *= 2
-    of_one = [claim for claim in chosen if not claim.needs_two_lengths]
-    cases = [case_of(variant, claim, seed) for claim in of_one]
-    cases += [case_of(variant, claim, seed, fewer_keys=bool(place % 2)) for place, claim in enumerate(of_two)]
-    supports = variant.supports
+    claims, supports = claims_of(variant, dtypes), variant.supports
+    chosen = covering(claims, map(claim_of, accepted))
+    cases = [case_of(variant, claim, seed) for claim in chosen if not claim.needs_two_lengths]
+    cases += _cases_of_two_lengths(variant, chosen, claims, seed)
     has_keys = supports.seq_k_min > 0 or supports.self_attention_only or any(case.seq_k == 0 for case in accepted)
-    first = [] if has_keys else claims_of(variant, dtypes)[:1]
+    first = [] if has_keys else claims[:1]
     special = _special_cases(variant, accepted, seed, dtypes)
     without_keys = (case_of(variant, claim, seed, keys=0) for claim in first)
     return list(dict.fromkeys((*cases, *length_cases(variant, seed, dtypes), *without_keys, *special)))
+
+
+def _cases_of_two_lengths(variant: Variant, chosen: list[Claim], claims: list[Claim], seed: int) -> list[Case]:
+    """Cases of claims that need two lengths, in turn with more keys than queries and with fewer, at least one of each.
+
+    They are those of `chosen`, or else the first of `claims`.
+    """
+    needing = [claim for claim in chosen if claim.needs_two_lengths]
+    needing = needing or [claim for claim in claims if claim.needs_two_lengths][:1]
+    in_turn = needing * 2 if len(needing) == 1 else needing
+    return [case_of(variant, claim, seed, fewer_keys=bool(place % 2)) for place, claim in enumerate(in_turn)]
 
 
 def length_cases(variant: Variant, seed: int = 0, dtypes: tuple[str, ...] = ()) -> list[Case]:

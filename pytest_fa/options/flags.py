@@ -30,7 +30,14 @@ RUN_OPTIONS = (
         "NAME[,GLOB...]",
     ),
     OptionRow("--fa-list", "list the variants and stop"),
-    OptionRow("--fa-kernels", "folders that contain <variant>/variant.yaml", "DIR[,DIR...]", "kernels", in_rerun=True),
+    OptionRow(
+        "--fa-kernels",
+        "folders that contain <variant>/variant.yaml",
+        "DIR[,DIR...]",
+        "kernels",
+        in_rerun=True,
+        configures=True,
+    ),
     OptionRow(
         "--fa-suite",
         "suites of cases to run: smoke, history, mission, edge, long, decode, fp8",
@@ -56,6 +63,7 @@ RUN_OPTIONS = (
         "build the selected variants once more for every value of this macro; may be repeated",
         "NAME=V[,V...]",
         repeats=True,
+        configures=True,
     ),
     OptionRow(
         "--fa-allow-flag",
@@ -63,6 +71,7 @@ RUN_OPTIONS = (
         "FLAG",
         repeats=True,
         in_rerun=True,
+        configures=True,
     ),
     OptionRow(
         "--fa-arch",
@@ -70,6 +79,7 @@ RUN_OPTIONS = (
         "the manifest",
         "ARCH[,ARCH...]",
         in_rerun=True,
+        configures=True,
     ),
     OptionRow(
         "--fa-tolerance",
@@ -89,6 +99,7 @@ RUN_OPTIONS = (
         "report a launch that takes longer as a hang; default: 10, or 300 for variants of kind python",
         "SECONDS",
         in_rerun=True,
+        configures=True,
     ),
     OptionRow(
         "--fa-baselines",
@@ -104,22 +115,29 @@ RUN_OPTIONS = (
         why_once="it runs kernels, and --fa-static only compiles",
     ),
     OptionRow("--fa-require-gpu", "fail instead of skipping when there is no GPU"),
-    OptionRow("--fa-clean", "first delete the cached builds of the selected variants"),
+    OptionRow("--fa-clean", "first delete the cached builds of the selected variants", configures=True),
     OptionRow(
-        "--fa-cache", "cache folder of builds; default: pytest-fa in the user's cache folder", "DIR", in_rerun=True
+        "--fa-cache",
+        "cache folder of builds; default: pytest-fa in the user's cache folder",
+        "DIR",
+        in_rerun=True,
+        configures=True,
     ),
     OptionRow(
         "--fa-no-build",
         "never compile: use cached builds only, including those made on another machine",
         why_once="a source that was saved must be compiled",
+        configures=True,
     ),
     OptionRow(
         "--fa-save",
         "also save the records of this run in the records folder, profiles/<gpu>/",
         why_once="records are saved from a run that ends",
     ),
-    OptionRow("--fa-artifacts", "folder for the records of the latest run", "DIR", "artifacts"),
-    OptionRow("--fa-profiles", "records folder of --fa-save, with one subfolder per GPU", "DIR", "profiles"),
+    OptionRow("--fa-artifacts", "folder for the records of the latest run", "DIR", "artifacts", configures=True),
+    OptionRow(
+        "--fa-profiles", "records folder of --fa-save, with one subfolder per GPU", "DIR", "profiles", configures=True
+    ),
 )
 
 

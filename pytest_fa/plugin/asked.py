@@ -11,28 +11,12 @@ import pytest
 from pytest_fa.errors import UsageProblem
 from pytest_fa.feature import Feature, FeatureOptions, features, suite_tests
 from pytest_fa.options import command_line
+from pytest_fa.options.flags import all_options
 from pytest_fa.plugin.items import is_shipped
 from pytest_fa.plugin.kernel_fixtures import uses_kernels
 from pytest_fa.plugin.keys import OPTIONS_KEY
 from pytest_fa.plugin.usage_errors import usage_error
 from pytest_fa.records.record import Record
-
-# Options that ask for nothing: they say where files are, how kernels are built and how long a test may take.
-CONFIGURING = frozenset(
-    (
-        "--fa-list",
-        "--fa-kernels",
-        "--fa-arch",
-        "--fa-define",
-        "--fa-allow-flag",
-        "--fa-watchdog",
-        "--fa-clean",
-        "--fa-cache",
-        "--fa-no-build",
-        "--fa-artifacts",
-        "--fa-profiles",
-    )
-)
 
 
 class Selected(NamedTuple):
@@ -108,7 +92,8 @@ def unheeded(config: pytest.Config, records: Iterable[Record], *, saw_kernels: b
 
 
 def _asking_flags(config: pytest.Config) -> list[str]:
-    return [flag for flag in command_line.typed_flags(config) if flag not in CONFIGURING]
+    asking = {row.flag for row in all_options() if not row.configures}
+    return [flag for flag in command_line.typed_flags(config) if flag in asking]
 
 
 def _asked_features(config: pytest.Config) -> list[Feature]:

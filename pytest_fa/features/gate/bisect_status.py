@@ -1,7 +1,7 @@
 """`--fa-bisect`: the exit status of a run, as `git bisect run` reads it.
 
-0 is a good commit, 1 a bad one, and 125 one that cannot be tested.  Whatever else happened, such as a failed build, a
-wrong output or a name that this commit does not have, it says nothing about the question that the gate was asked.
+0 is a good commit, 1 a bad one, and 125 one that cannot be tested.  A failed build, a wrong output, or a name that the
+commit does not have says nothing about the question of the gate, so it is 125.
 """
 
 from __future__ import annotations

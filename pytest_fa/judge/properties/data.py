@@ -61,6 +61,11 @@ PAST_FP16_Q = 2.0**18
 FP16_SUBNORMAL = 2.0**-17
 
 
+def _on_grid(tensor: torch.Tensor, steps: int) -> torch.Tensor:
+    """The tensor rounded to multiples of 1 / `steps`."""
+    return (tensor * steps).round() / steps
+
+
 def _with_huge_key(inputs: Inputs) -> Inputs:
     """The middle one of the keys is 100 times as large, so that its score is far above all others or far below."""
     k = inputs.k.clone()
@@ -83,7 +88,7 @@ def _far_below_zero(subject: PropertySubject, inputs: Inputs) -> Iterator[HardDa
     if inputs.descales is not None or "s" in subject.variant.rounds or inputs.q.shape[3] <= FREE_DIMS:
         return
     dims = inputs.q.shape[3]
-    q, k = ((tensor * GRID).round() / GRID for tensor in (inputs.q, inputs.k))
+    q, k = _on_grid(inputs.q, GRID), _on_grid(inputs.k, GRID)
     q[..., FREE_DIMS:], k[..., FREE_DIMS:] = FAR_BELOW, -FAR_BELOW
     score = -(FAR_BELOW**2) * (dims - FREE_DIMS) * inputs.scale
     yield f"scores near {score:.0f}", inputs._replace(q=q, k=k), None
@@ -93,11 +98,11 @@ def _far_below_zero(subject: PropertySubject, inputs: Inputs) -> Iterator[HardDa
 
 
 def _with_farthest_rows(inputs: Inputs) -> HardData:
-    """Some rows whose scores are equal and lower than any start of a maximum that fp16 has.
+    """Some rows whose scores are equal and far below -65504, the lowest number of fp16.
 
-    They are equal, because a kernel that computes exp2(s * c - max * c) rounds max * c.
+    A kernel that computes exp2(s * c - max * c) rounds max * c.  In a row of equal scores, this changes no weight.
     """
-    q, k = ((tensor * GRID).round() / GRID for tensor in (inputs.q, inputs.k))
+    q, k = _on_grid(inputs.q, GRID), _on_grid(inputs.k, GRID)
     q[..., FREE_DIMS:], k[..., FREE_DIMS:] = 0.0, -FARTHEST
     q[:, :, ::FARTHEST_ROWS, :FREE_DIMS], q[:, :, ::FARTHEST_ROWS, FREE_DIMS:] = 0.0, FARTHEST
     score = -(FARTHEST**2) * (q.shape[3] - FREE_DIMS) * inputs.scale
@@ -152,7 +157,7 @@ def _shifted(subject: PropertySubject, inputs: Inputs) -> Iterator[HardData]:
     if inputs.descales is not None:
         yield name, subject.changed(inputs, lambda x: x._replace(k=x.k + 4)), None
         return
-    gridded = inputs._replace(k=(inputs.k * 32).round() / 32)
+    gridded = inputs._replace(k=_on_grid(inputs.k, 32))
     yield name, gridded._replace(k=gridded.k + 4), gridded
 
 

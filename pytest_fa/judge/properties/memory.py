@@ -115,7 +115,8 @@ def far_offsets(subject: PropertySubject) -> None:
 
     K and V are far in one call, q and the output in another.  A kernel may refuse some of these calls, but not all.
     """
-    inputs, unit = subject.inputs(), _unit(subject.inputs())
+    inputs = subject.inputs()
+    unit = _unit(inputs)
     largest = max(tensor.numel() for tensor in (*inputs[:3], subject.output(inputs).out))
     size = FAR_ELEMENTS + 2 * max(FAR_SLACK_ELEMENTS, largest)
     size_bytes = size * max(inputs.k.element_size(), inputs.output_dtype.itemsize)
