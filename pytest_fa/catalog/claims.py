@@ -130,7 +130,8 @@ def claim_cases(variant: Variant, judged: Iterable[Case], seed: int = 0, dtypes:
     first = [] if has_keys else claims[:1]
     special = _special_cases(variant, accepted, seed, dtypes)
     without_keys = (case_of(variant, claim, seed, keys=0) for claim in first)
-    return list(dict.fromkeys((*cases, *length_cases(variant, seed, dtypes), *without_keys, *special)))
+    added = dict.fromkeys((*cases, *length_cases(variant, seed, dtypes), *without_keys, *special))
+    return [case for case in added if case not in accepted]
 
 
 def _cases_of_two_lengths(variant: Variant, chosen: list[Claim], claims: list[Claim], seed: int) -> list[Case]:
