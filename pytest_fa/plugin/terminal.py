@@ -30,6 +30,7 @@ from pytest_fa.table.tool_lines import ablation_lines
 from pytest_fa.table.unjudged_lines import unjudged_lines
 
 QUIETEST = -2  # -qq
+UNJUDGED_SHOWN = 3  # claims of a variant that a line names in full without -v
 UNREPORTED = "tests were skipped because of a fault, but no test failed with it"
 
 
@@ -142,7 +143,8 @@ class Results:
         if self.records:
             self._write_table(terminal)
             _write_lines(terminal, self._lines(terminal.config.hook.pytest_fa_lines, terminal.config))
-            unjudged = unjudged_lines(self.records, session_of(terminal.config).run_plan.plan, self.options)
+            most = 0 if terminal.config.get_verbosity() > 0 else UNJUDGED_SHOWN
+            unjudged = unjudged_lines(self.records, session_of(terminal.config).run_plan.plan, self.options, most)
             left_out = left_out_of_table(terminal.config, self.records)
             for line in (*ablation_lines(self.records), *notes(self.records), *left_out, *unjudged):
                 terminal.write_line(line)

@@ -16,10 +16,11 @@ CASE_KINDS = ("correct", "speed")  # whose case is one of the claims; a property
 NOT_JUDGED = (Outcome.NOT_BUILT, Outcome.BUILD_CHANGED, Outcome.NOT_MEASURED, Outcome.UNSUPPORTED)
 
 
-def unjudged_lines(records: Iterable[Record], plan: Plan, options: Options) -> list[str]:
+def unjudged_lines(records: Iterable[Record], plan: Plan, options: Options, most: int = 0) -> list[str]:
     """One line for what was not judged for one reason; variants with the same claims and reasons share it.
 
-    A variant of which no case was judged has no line: other lines give the reason.
+    A line names all claims, or one if there are more than `most` and `most` is given.  A variant of which no case was
+    judged has no line: other lines give the reason.
     """
     judged: dict[str, list[Case]] = {}
     for record in records:
@@ -28,7 +29,8 @@ def unjudged_lines(records: Iterable[Record], plan: Plan, options: Options) -> l
     names: dict[tuple[str, str], list[str]] = {}
     for variant in (each for each in plan.runnable if each.name in judged):
         for reason, texts in _by_reason(variant, judged[variant.name], plan, options).items():
-            names.setdefault((", ".join(texts), reason), []).append(variant.name)
+            short = f"{texts[0]} and {len(texts) - 1} more" if 0 < most < len(texts) else ", ".join(texts)
+            names.setdefault((short, reason), []).append(variant.name)
     return [f"{', '.join(those)}: {text}: not judged, {reason}" for (text, reason), those in names.items()]
 
 

@@ -41,6 +41,8 @@ def test_named_cases_and_other_suites(snapshot: SnapshotAssertion) -> None:
     named = unjudged_lines(records, Plan(chosen, (), (), cases_are_named=True), options(Path()))
     other = unjudged_lines(records, Plan(chosen, (), ()), options(Path(), suites=("smoke", "long")))
     assert named == [f"{rest}--fa-case left it out"]
+    short = unjudged_lines(records, Plan(chosen, (), (), cases_are_named=True), options(Path()), most=3)
+    assert short == ["one: fp16 at D = 128 and 7 more: not judged, --fa-case left it out"]
     assert snapshot == other
 
 
