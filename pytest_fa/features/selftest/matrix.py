@@ -7,12 +7,17 @@ from pytest_fa.records.record import Record
 
 
 def render_matrix(records: list[Record], width: int) -> str:
-    """The kernels of the self-test, each with the checks that rejected it."""
-    rows = [(record.variant, ", ".join(record.caught_by) or "no check", record.outcome) for record in records]
-    name = max(len(row[0]) for row in rows)
-    lines = [
-        f"{variant:{name}}  {'' if outcome == Outcome.OK else 'WRONG: '}{checks}" for variant, checks, outcome in rows
-    ]
-    wrong = sum(outcome != Outcome.OK for _, _, outcome in rows)
-    lines.append(f"{len(rows)} kernels, {wrong} of them with an unexpected result (marked WRONG)")
-    return "\n".join(line if len(line) <= width else f"{line[: width - 3]}..." for line in lines)
+    """The kernels of the self-test, each with the checks that rejected it, as many as fit into `width` characters."""
+    name = max(len(record.variant) for record in records)
+    lines = [_row(record, name, width) for record in records]
+    wrong = sum(record.outcome != Outcome.OK for record in records)
+    lines.append(f"{len(records)} kernels, {wrong} of them with an unexpected result (marked WRONG)")
+    return "\n".join(lines)
+
+
+def _row(record: Record, name: int, width: int) -> str:
+    checks, mark = record.caught_by, "" if record.outcome == Outcome.OK else "WRONG: "
+    texts = [", ".join(checks) or "no check"]
+    texts += [f"{', '.join(checks[:shown])} and {len(checks) - shown} more" for shown in range(len(checks) - 1, 0, -1)]
+    rows = [f"{record.variant:{name}}  {mark}{text}" for text in texts]
+    return next((row for row in rows if len(row) <= width), rows[-1])

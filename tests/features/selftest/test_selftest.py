@@ -11,7 +11,10 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.properties import ON_GPU
 from pytest_fa.features.selftest.exploits import EXPLOITS, HONEST_TWINS
 from pytest_fa.features.selftest.faults import CHECKS, FAULTS, ON_GPU_ONLY, TWINS, detection_problem
+from pytest_fa.features.selftest.matrix import render_matrix
 from pytest_fa.features.selftest.plugin import FOLDER as SELFTEST_KERNELS
+from pytest_fa.records.outcome import Outcome
+from tests.factories import record
 from tests.projects import Project, Run
 
 
@@ -75,10 +78,25 @@ def test_python_faults_are_rejected_and_twins_are_not(selftest: SelfTest) -> Non
 
 def test_the_matrix_is_shown(selftest: SelfTest) -> None:
     """The terminal shows for every kernel the checks that rejected it."""
-    caught_by = {record.variant: record.caught_by for record in selftest.project.records}
+    caught_by = {each.variant: each.caught_by for each in selftest.project.records}
     assert len(caught_by) == len([name for name in selftest.names if not is_in_cuda(name)])
-    rows = {line.split()[0]: line for line in selftest.run.outlines if line.strip() and line.split()[0] in caught_by}
-    assert all((", ".join(checks) or "no check") in rows[name] for name, checks in caught_by.items())
+    rows = dict(line.split(None, 1) for line in selftest.run.outlines if line.strip().count(" ") > 1)
+    for name, checks in caught_by.items():
+        shown, _, more = rows[name].strip().partition(" and ")
+        assert shown.split(", ") == list(checks[: len(checks) - int(more.partition(" ")[0] or 0)] or ("no check",))
+
+
+def test_checks_that_do_not_fit_are_counted() -> None:
+    """A row that is too wide shows its first checks and the number of the others."""
+    caught = record("wrong", outcome=Outcome.WRONG, caught_by=("max", "rms", "row rms", "gain"))
+    widths = {width: render_matrix([caught], width).splitlines()[0] for width in (10, 32, 33, 36, 37)}
+    assert widths == {
+        10: "wrong  WRONG: max and 3 more",
+        32: "wrong  WRONG: max and 3 more",
+        33: "wrong  WRONG: max, rms and 2 more",
+        36: "wrong  WRONG: max, rms and 2 more",
+        37: "wrong  WRONG: max, rms, row rms, gain",
+    }
 
 
 @pytest.mark.parametrize(
