@@ -12,7 +12,7 @@ import torch
 from pytest_fa.candidate.module import build_library, load_forward
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
-from pytest_fa.catalog.properties import MAY_REFUSE, properties_of, property_case
+from pytest_fa.catalog.properties import MAY_REFUSE, declared_against, properties_of, property_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import UnsupportedCase
 from pytest_fa.gpu.inputs import make_inputs, poisoned_output
@@ -63,6 +63,8 @@ def test_probes_hold_their_properties(shared_cache: Path, name: str, property_na
     variant = CATALOG[name]
     if property_name == "first_call_in_capture" and variant.entry.kind != "cuda":
         pytest.skip("a Python entry has no library that could be loaded again")
+    if declared := declared_against(property_name, variant):
+        pytest.skip(f"the manifest declares {declared}")
     job = CaseJob(
         variant,
         property_case(variant),

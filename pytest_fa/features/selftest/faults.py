@@ -117,7 +117,7 @@ FAULTS: dict[str, Fault] = {
     "cuda_sets_up_late": Fault("first_call_in_capture", only=True),
     "cuda_short_offsets": Fault("far_offsets", only=True),
     "cuda_short_row_offsets": Fault("far_offsets", only=True),
-    "cuda_short_heads": Fault("many_heads", only=True),
+    "cuda_short_heads": Fault("many_heads", only=True, besides=("many_batches",)),
     "cuda_short_batches": Fault("many_batches", only=True),
     "cuda_short_rows": Fault("many_queries", only=True),
     "cuda_reads_smem": Fault("finite"),
