@@ -26,10 +26,11 @@ def load_profiler(device: Device = "cuda") -> None:
         synchronize(torch.device(device))
 
 
-def durations_us(graph: torch.cuda.CUDAGraph) -> dict[str, list[float]]:
-    """Microseconds of everything that ran on the device during one replay of a graph, by short name."""
+def durations_us(graph: torch.cuda.CUDAGraph, replays: int = 1) -> dict[str, list[float]]:
+    """Microseconds of everything that ran on the device during replays of a graph, by short name, in order."""
     with _profiler() as profiler:
-        graph.replay()
+        for _ in range(replays):
+            graph.replay()
         torch.cuda.synchronize()
     by_name: dict[str, list[float]] = collections.defaultdict(list)
     results: Any = profiler.kineto_results

@@ -15,7 +15,7 @@ import torch
 from pytest_fa.gpu import profiler
 from pytest_fa.gpu.device_tools import DeviceTools
 from pytest_fa.judge.candidate import CommandTimes
-from pytest_fa.judge.clocks import profiler_time
+from pytest_fa.judge.clocks import launch_overhead, profiler_time
 from pytest_fa.judge.clocks.fresh_data import FreshData
 from pytest_fa.judge.clocks.profiler_time import HEADS, NotProfiled, profile_calls
 from pytest_fa.records.environment import ClockMonitor
@@ -54,8 +54,38 @@ def test_the_durations_have_short_names(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(profiler, "_profiler", lambda: nullcontext(results))
 
-    assert profiler.durations_us(graph) == {"kernel": [9.0, 5.0], "Memset ": [7.0]}
-    assert len(replays) == 1
+    assert profiler.durations_us(graph, 2) == {"kernel": [9.0, 5.0], "Memset ": [7.0]}
+    assert len(replays) == 2
+
+
+def test_the_offset_is_of_undisturbed_spins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delay of the shorter graph, and a GPU whose clock still rises, do not change the profiler's offset.
+
+    On an H100, a delay of 3 ms of one graph of 30 spin kernels once took 33 us off their period, and a right kernel's
+    time was not confirmed.
+    """
+    delays_us = iter([0.0, 0.0, 3000.0, 0.0, 0.0, 500.0])  # of the runs of 10 and of 30 calls in turn
+    graphs = {10: "once", 30: "thrice"}
+    times_us = {"once": 10 * 5 * 95.0, "thrice": 30 * 5 * 95.0}
+    monkeypatch.setattr(launch_overhead, "capture", lambda _, calls: SimpleNamespace(replay=graphs[calls].upper))
+    monkeypatch.setattr(launch_overhead, "event_us", lambda replay, _: times_us[replay().lower()] + next(delays_us))
+    assert launch_overhead.period_of_spin_us(lambda: None, 10, lambda: None) == 95.0
+
+    slow, fast = [5.0, 4.0] * 10, [3.0, 2.0] * 10
+    rising = {"spin": [*slow, *fast, *fast, *slow, *fast], "Memset ": [2.0, 1.0, 1.0, 1.5, 1.0]}
+    monkeypatch.setattr(profiler_time, "period_of_spin_us", lambda *_: 6.0)
+    monkeypatch.setattr(profiler_time, "capture", lambda *_: SimpleNamespace(replay=lambda: None))
+    data = cast("FreshData", SimpleNamespace(candidate=SimpleNamespace(before_launch=lambda: None)))
+    tools = cast("DeviceTools", SimpleNamespace(cycles_per_us=1.0))
+    monkeypatch.setattr(profiler_time, "durations_us", lambda *_: rising)
+    offset_us = profiler_time._clock_offset_us(data, CallNodes((KERNEL,), {}), 3.0, tools)
+    assert offset_us == pytest.approx(6.0 - (50.0 + 1.0) / 10)
+    rising["spin"].pop()
+    with pytest.raises(NotProfiled, match="lost records"):
+        profiler_time._clock_offset_us(data, CallNodes((KERNEL,), {}), 3.0, tools)
+    rising.clear()
+    with pytest.raises(NotProfiled, match="lost records"):
+        profiler_time._clock_offset_us(data, CallNodes((KERNEL,), {}), 3.0, tools)
 
 
 class Series:
