@@ -91,6 +91,9 @@ class Reader(Protocol):
     def text(self, dest: str) -> str:
         """The value of an option: as typed, else that of the ini file."""
 
+    def base_of(self, dest: str) -> Path:
+        """The folder to which the path of an option is relative: the working folder, or pytest's root folder."""
+
     def is_on(self, dest: str) -> bool:
         """Whether a switch is on."""
 

@@ -17,6 +17,18 @@ MANIFEST = "variant.yaml"
 MAX_NAMES = 5  # names of entries that a sentence lists
 
 
+def default_folders(here: Path, root: Path) -> tuple[Path, ...]:
+    """Where variants are looked for without `--fa-kernels`: `kernels` in the working folder, then at pytest's root."""
+    return tuple(dict.fromkeys((here / "kernels", root / "kernels")))
+
+
+def default_folder(here: Path, root: Path) -> Path:
+    """The first of these folders that has a variant, else the first that exists, else the first."""
+    folders = default_folders(here, root)
+    found = [folder for folder in folders if any(folder.glob(f"*/{MANIFEST}"))]
+    return next(iter((*found, *filter(Path.is_dir, folders), *folders)))
+
+
 def how_to_make(name: str, folder: Path) -> str:
     """The sentence with the command that writes the variant `name` into the kernels folder `folder`.
 
@@ -28,14 +40,16 @@ def how_to_make(name: str, folder: Path) -> str:
     return f"`python -m pytest_fa new {written}{option}` writes a variant into {folder}"
 
 
-def absence(folders: tuple[Path, ...], name: str) -> str:
+def absence(folders: tuple[Path, ...], name: str, command: tuple[str, ...]) -> str:
     """Where variants were looked for, what is there instead, other folders nearby that have some, and how to make one.
 
     `folders` are the absolute paths of kernels folders without variants.  `name` is the variant that is looked for.
+    `command` runs the shipped suite.
     """
     looked = "; ".join(f"looked for {folder}/<variant>/{MANIFEST}: {_content(folder)}" for folder in folders)
+    named = [f"--fa-variant={name}"] if name else []
     hints = [
-        f"{folder} has variants: start pytest in {folder.parent}, or give --fa-kernels={shlex.quote(str(folder))}"
+        f"{folder} has variants: `{shlex.join([*command, f'--fa-kernels={os.path.relpath(folder)}', *named])}`"
         for folder in _nearby(folders[0])
     ]
     return "; ".join((looked, *hints, how_to_make(name, folders[0])))

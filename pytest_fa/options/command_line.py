@@ -46,11 +46,9 @@ def is_typed(config: pytest.Config) -> bool:
 def implies_suite(config: pytest.Config) -> bool:
     """Whether the run is one of the shipped suite because an option of pytest-fa was typed, and no path.
 
-    If the ini file sets `testpaths` to other tests, those are collected.
+    At pytest's root folder, the tests of `testpaths` are collected instead if the ini file sets it.
     """
-    if config.args_source is not config.ArgsSource.INVOCATION_DIR or not is_typed(config):
-        return False
-    return _is_suite_only(config.getini("testpaths"), config.rootpath)
+    return config.args_source is config.ArgsSource.INVOCATION_DIR and is_typed(config)
 
 
 def name_last_failed(config: pytest.Config) -> bool:
@@ -198,9 +196,9 @@ def _suite_words(config: pytest.Config) -> list[str]:
     """The words that select the shipped suite; none if the typed command selects it without them."""
     source, sources = config.args_source, config.ArgsSource
     typed = {str(word) for word in config.invocation_params.args}
-    if source is sources.ARGS:
+    if source is sources.ARGS and SUITE not in set(config.args) - typed:
         return ["--pyargs", SUITE] if typed & set(config.args) else []  # the others are in `addopts`
-    if source is sources.TESTPATHS:
+    if source in (sources.ARGS, sources.TESTPATHS):
         is_explicit = not _is_suite_only(config.getini("testpaths"), config.rootpath)
     else:
         is_explicit = is_typed(config) and not implies_suite(config)

@@ -7,12 +7,14 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from pytest_fa.catalog.kernels_folder import default_folder
 from pytest_fa.errors import UsageProblem
 from pytest_fa.feature import CaseRules, FeatureOptions, OptionRow, features, suite_tests
 from pytest_fa.options import values
-from pytest_fa.options.command_line import named_tests, rerun_words
+from pytest_fa.options.command_line import named_tests, rerun_words, typed_flags
 from pytest_fa.options.flags import all_options
 
 if TYPE_CHECKING:
@@ -148,7 +150,7 @@ def _read(config: pytest.Config, named_variants: Words, named_cases: Words, reru
     return Options(
         rootdir=(rootdir := config.rootpath),
         variants=values.words_of(_text(config, "fa_variant")),
-        kernels=_kernels(config, rootdir),
+        kernels=_kernels(config),
         suites=values.words_of(_text(config, "fa_suite")) or ("history",),
         cases=values.words_of(_text(config, "fa_case")),
         seeds=values.seeds(_text(config, "fa_seeds")),
@@ -161,9 +163,9 @@ def _read(config: pytest.Config, named_variants: Words, named_cases: Words, reru
         baselines=values.one_of("--fa-baselines", _text(config, "fa_baselines"), values.BASELINES),
         static=_is_on(config, "fa_static"),
         soak=values.repeats(_text(config, "fa_soak")),
-        cache=values.folder(rootdir, _text(config, "fa_cache")) or default_cache(),
-        artifacts=values.folder(rootdir, _text(config, "fa_artifacts")) or rootdir / "artifacts",
-        records_folder=values.folder(rootdir, _text(config, "fa_profiles")) or rootdir / "profiles",
+        cache=_folder(config, "fa_cache") or default_cache(),
+        artifacts=_folder(config, "fa_artifacts") or rootdir / "artifacts",
+        records_folder=_folder(config, "fa_profiles") or rootdir / "profiles",
         list_only=_is_on(config, "fa_list"),
         clean=_is_on(config, "fa_clean") and not (_is_on(config, "fa_no_build") or config.getoption("collectonly")),
         no_build=_is_on(config, "fa_no_build"),
@@ -188,6 +190,7 @@ class NothingGiven:
 
     def __init__(self, rootdir: Path) -> None:
         self.rootpath = rootdir
+        self.invocation_params = SimpleNamespace(dir=rootdir, args=())
 
     def getoption(self, name: str, default: object = None) -> object:  # noqa: ARG002  # no option was used
         """The value of an option that was not used."""
@@ -245,12 +248,28 @@ def _as_list(value: str | list[str]) -> list[str]:
     return value if isinstance(value, list) else [value]
 
 
-def _kernels(config: pytest.Config, rootdir: Path) -> tuple[Path, ...]:
+def _folder(config: pytest.Config, dest: str) -> Path | None:
+    """The folder that an option names; None without a text."""
+    return values.folder(base_of(config, dest), _text(config, dest))
+
+
+def base_of(config: pytest.Config, dest: str) -> Path:
+    """The folder to which a path is relative: the working folder; pytest's root folder for a path of the ini file."""
+    if config.getoption(dest) is None:
+        return config.rootpath
+    (flag,) = (row.flag for row in all_options() if row.dest == dest)
+    in_ini = any(str(word).partition("=")[0] == flag for word in config.getini("addopts"))
+    return config.rootpath if in_ini and flag not in typed_flags(config) else config.invocation_params.dir
+
+
+def _kernels(config: pytest.Config) -> tuple[Path, ...]:
     """The kernels folders.  The default folder may be missing, but a folder that the user names may not be empty."""
-    words = values.words_of(_text(config, "fa_kernels"))
-    folders = tuple(path for word in words if (path := values.folder(rootdir, word)))
+    words, root = values.words_of(_text(config, "fa_kernels")), config.rootpath
     if config.getoption("fa_kernels") is None and words == ("kernels",):
-        return tuple(folder for folder in folders if folder.is_dir())
+        folder = default_folder(config.invocation_params.dir, root)
+        return (folder,) if folder.is_dir() else ()
+    base = base_of(config, "fa_kernels")
+    folders = tuple(path for word in words if (path := values.folder(base, word)))
     require_variants(folders)
     return folders
 
@@ -284,6 +303,10 @@ class ConfigReader:
     def text(self, dest: str) -> str:
         """The value of an option: as typed, else that of the ini file."""
         return _text(self._config, dest)
+
+    def base_of(self, dest: str) -> Path:
+        """The folder to which the path of an option is relative."""
+        return base_of(self._config, dest)
 
     def is_on(self, dest: str) -> bool:
         """Whether a switch is on."""

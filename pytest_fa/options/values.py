@@ -88,9 +88,9 @@ def policy(text: str) -> str | None:
     return one_of("--fa-tolerance", text, TOLERANCES) if text else None
 
 
-def folder(rootdir: Path, text: str) -> Path | None:
-    """A folder, relative to pytest's root folder; None without a text."""
-    return rootdir / Path(text).expanduser() if text else None
+def folder(base: Path, text: str) -> Path | None:
+    """A path, relative to the folder `base`; None without a text."""
+    return base / Path(text).expanduser() if text else None
 
 
 def is_whole_number(text: str) -> bool:

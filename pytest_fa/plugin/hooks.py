@@ -12,7 +12,7 @@ import pytest
 
 from pytest_fa.errors import FaError
 from pytest_fa.feature import features
-from pytest_fa.options import command_line, flags, options
+from pytest_fa.options import command_line, flags, kernel_paths, options
 from pytest_fa.plugin import fixtures, hookspecs, markers
 from pytest_fa.plugin.first_use import WAITING, Waiting, kernel_run_of
 from pytest_fa.plugin.kernel_fixtures import parameters, uses_kernels
@@ -45,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     markers.register(config)
     repeats_failures = command_line.name_last_failed(config)
     try:
+        kernel_paths.name_variants(config)
         config.stash[OPTIONS_KEY] = options.read(config)
         config.stash[IMPLIED_KEY] = command_line.implies_suite(config)
         command_line.choose_tests(config, config.stash[OPTIONS_KEY].suite_file)

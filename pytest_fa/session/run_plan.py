@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from pytest_fa.attention.dtypes import DTYPES
 from pytest_fa.build.cache import require_safe
 from pytest_fa.catalog.discover import BUILTIN_ROOT, Catalog, discover
 from pytest_fa.catalog.fit import EVERYTHING, Fits
-from pytest_fa.catalog.kernels_folder import absence, missing_manifest
+from pytest_fa.catalog.kernels_folder import absence, default_folders, missing_manifest
 from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
 from pytest_fa.catalog.suites import DEFAULT_SUITE
@@ -71,7 +72,9 @@ class RunPlan:
         catalog, builtin = self.catalog, str(BUILTIN_ROOT.resolve())
         if catalog.broken or catalog.clashes or any(each.root != builtin for each in catalog.variants.values()):
             return ""
-        return absence(self.options.kernels or (self.options.rootdir / "kernels",), name)
+        folders = self.options.kernels or default_folders(Path.cwd(), self.options.rootdir)
+        command = tuple(word for word in self.options.rerun if not word.startswith("--fa-kernels="))
+        return absence(folders, name, command)
 
     def plan_of(self, suites: tuple[str, ...]) -> Plan:
         """The plan with the cases of `suites`; the run's own plan if `suites` is empty.  Raises `UsageProblem`."""

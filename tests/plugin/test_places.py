@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.factories import PYTHON_MANIFEST
-from tests.projects import CASE, COMPANIONS, ONE_CASE, SHAPE, ZERO_MANIFEST, NewProject, Project, Run
+from tests.projects import CASE, COMPANIONS, ONE_CASE, SHAPE, WRONG_SOURCE, ZERO_MANIFEST, NewProject, Project, Run
 from tests.tiers import nightly_after
 
 BUILTIN = Path(__file__).parents[2] / "pytest_fa" / "builtin"
@@ -159,11 +161,16 @@ def test_a_run_from_another_folder(tmp_path: Path, place: str) -> None:
     Project(root, tmp_path).python_variant("mine")
     here = root.parent if place == "beside" else root / place
     here.mkdir(exist_ok=True)
-    complaints = Project(here, tmp_path).complaint("--fa-variant=mine", f"--rootdir={here}")
+    project = Project(here, tmp_path)
+    complaints = project.complaint("--fa-variant=mine", f"--rootdir={here}")
     looked = f"looked for {here}/kernels/<variant>/variant.yaml: there is no such folder"
-    hint = f"{root}/kernels has variants: start pytest in {root}, or give --fa-kernels={root}/kernels"
+    kernels = os.path.relpath(root / "kernels", here)
+    command = f"pytest --rootdir={here} --fa-kernels={kernels} --fa-variant=mine"
+    hint = f"{root}/kernels has variants: `{command}`"
     complaint = f"no variant 'mine' (see --fa-list); {looked}; {hint}; {new('mine', here / 'kernels')}"
     assert complaints == [f"ERROR: --fa-variant: {complaint}"]
+    advised = project.run_here(*command.split()[1:], "--collect-only", "-q")
+    assert f"test_correct[mine-{CASE}]" in advised.ids
 
 
 def test_kernels_beside_the_current_folder_are_not_recommended(tmp_path: Path) -> None:
@@ -172,9 +179,73 @@ def test_kernels_beside_the_current_folder_are_not_recommended(tmp_path: Path) -
     here = tmp_path / "here"
     here.mkdir()
     complaints = Project(here, tmp_path).complaint("--fa-variant=mine", f"--rootdir={tmp_path}")
-    looked = f"looked for {tmp_path}/kernels/<variant>/variant.yaml: there is no such folder"
-    command = new("mine", tmp_path / "kernels", f" --kernels={tmp_path}/kernels")
+    places = [folder / "kernels" / "<variant>" / "variant.yaml" for folder in (here, tmp_path)]
+    looked = "; ".join(f"looked for {place}: there is no such folder" for place in places)
+    command = new("mine", here / "kernels")
     assert complaints == [f"ERROR: --fa-variant: no variant 'mine' (see --fa-list); {looked}; {command}"]
+
+
+def test_kernels_are_looked_for_where_one_stands(tmp_path: Path) -> None:
+    """Typed paths are relative to the working folder, in which `kernels` is looked for first, then at pytest's root."""
+    root, here = tmp_path / "repository", tmp_path / "repository" / "attention"
+    Project(here, tmp_path).python_variant("mine")
+    Project(root, tmp_path).python_variant("other")
+    project, below = Project(root, tmp_path), Project(here, tmp_path)
+    project.write("pytest.ini", "[pytest]\ntestpaths = tests\n")
+    project.write("tests/test_sum.py", SUM_TEST)
+
+    def variants_of(start: Project, *arguments: str) -> set[str]:
+        result = start.run_here("--collect-only", "-q", ONE_CASE, "-k", "test_correct", *arguments)
+        return {test_id.split("[")[1].split("-")[0] for test_id in result.ids}
+
+    assert variants_of(below) == {"mine"}
+    assert variants_of(below, "--fa-kernels=kernels") == {"mine"}
+    assert variants_of(below, "--fa-kernels=../kernels") == {"other"}
+    suite = ("--pyargs", "pytest_fa.suite")
+    assert variants_of(project, *suite) == {"other"}
+    assert variants_of(project, *suite, "--fa-kernels=attention/kernels") == {"mine"}
+    shutil.rmtree(here / "kernels")
+    assert variants_of(below) == {"other"}
+    project.write("pytest.ini", "[pytest]\naddopts = --fa-kernels=kernels\n")
+    assert variants_of(below) == {"other"}
+
+
+@pytest.mark.parametrize(
+    "word", nightly_after(2, ["kernels/mine", "kernels/mine/entry.py", "kernels", "kernels/mine/variant.yaml"])
+)
+def test_a_path_of_kernels_means_them(stranger: Project, word: str) -> None:
+    """The shipped suite tests the variant of a folder or file, or every variant of a kernels folder."""
+    result = stranger.run_here("--collect-only", "-q", word)
+    assert f"test_correct[mine-{CASE}]" in result.ids
+    both = stranger.run_here("--collect-only", "-q", word, "tests/test_sum.py")
+    assert both.ids == ["test_sum", *result.ids]
+    assert stranger.run_here("--collect-only", "-q", word, "--fa-variant=mine", ONE_CASE, "-k", "speed").ids == [
+        f"test_speed[{name}-{SHAPE}]" for name in ("mine", *COMPANIONS)
+    ]
+
+
+def test_a_path_of_kernels_elsewhere(tmp_path: Path) -> None:
+    """The run and its rerun command name the kernels folder, and the suite where `testpaths` names other tests."""
+    project = Project(tmp_path / "repository", tmp_path)
+    project.write("attn/kernels/mine/variant.yaml", PYTHON_MANIFEST)
+    project.write("attn/kernels/mine/entry.py", WRONG_SOURCE)
+    project.write("pytest.ini", "[pytest]\ntestpaths = tests\n")
+    project.write("tests/test_sum.py", SUM_TEST)
+    result = project.run("attn/kernels/mine", ONE_CASE, "-k", "test_correct")
+    words = "--pyargs pytest_fa.suite --fa-kernels=attn/kernels --fa-variant=mine"
+    assert (result.ret, words in result.all_lines[-1]) == (1, True)
+    again = project.run_here("--collect-only", "-q", *shlex.split(result.all_lines[-1].partition("pytest ")[2]))
+    assert again.ids == [f"test_correct[mine-{CASE}]"]
+
+
+def test_a_folder_of_kernels_with_tests_of_a_user_is_pytests(project: Project) -> None:
+    """A folder below which pytest finds a test is what pytest makes of it; a broken manifest is named."""
+    project.python_variant("mine")
+    project.write("kernels/mine/test_mine.py", SUM_TEST)
+    assert project.run_here("--collect-only", "-q", "kernels/mine").ids == ["test_sum"]
+    project.write("kernels/odd/variant.yaml", "supports: {dtype: fp99}\n")
+    broken = project.run("kernels/odd", "--fa-suite=smoke")
+    assert (broken.ret, "fp99" in broken.text) == (4, True)
 
 
 def test_no_name_is_suggested_for_a_folder_without_a_manifest(project: Project) -> None:
@@ -327,7 +398,7 @@ def test_other_runs_stay_green(stranger: Project, arguments: tuple[str, ...]) ->
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [
-        (("kernels", "--fa-variant=mine"), "pytest --collect-only --fa-variant=mine"),
+        (("sub", "--fa-variant=mine"), "pytest --collect-only --fa-variant=mine"),
         (("--fa-variant=mine", "sub", "-x", "-q"), "pytest --collect-only --fa-variant=mine -x -q"),
         (
             ("-o", "testpaths=sub", "--fa-variant=mine"),
@@ -339,14 +410,13 @@ def test_other_runs_stay_green(stranger: Project, arguments: tuple[str, ...]) ->
 def test_a_folder_without_tests(stranger: Project, arguments: tuple[str, ...], command: str) -> None:
     """If the path has no test, the last line says so and has the command that tests kernels."""
     result = stranger.run_here("--collect-only", *arguments)
-    (folder,) = {"kernels", "sub"} & {*" ".join(arguments).replace("=", " ").split()}
-    last_line = f"fa: no test in {folder}; the shipped suite tests kernels: {command}"
+    last_line = f"fa: no test in sub; the shipped suite tests kernels: {command}"
     assert (result.ret, result.all_lines[-1]) == (pytest.ExitCode.NO_TESTS_COLLECTED, last_line)
 
 
 def test_deselected_tests_are_no_empty_folder(stranger: Project) -> None:
     """A run whose tests are all deselected, or without an option of pytest-fa, ends as always."""
-    for arguments in (("--fa-variant=mine", "-k", "nothing"), ("kernels",)):
+    for arguments in (("--fa-variant=mine", "-k", "nothing"), ("sub",)):
         result = stranger.run_here("--collect-only", *arguments)
         assert (result.ret, "fa: no test in" in result.text) == (pytest.ExitCode.NO_TESTS_COLLECTED, False)
 

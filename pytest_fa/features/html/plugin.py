@@ -30,9 +30,9 @@ class HtmlOptions(FeatureOptions):
 
 
 def read(reader: Reader) -> HtmlOptions | None:
-    """The file of --fa-html, relative to pytest's root folder; None without a page.  Raises `UsageProblem`."""
+    """The file of --fa-html; None without a page.  Raises `UsageProblem`."""
     text = reader.text("fa_html")
-    path = folder(reader.rootdir, text)
+    path = folder(reader.base_of("fa_html"), text)
     if path is not None and path.is_dir():
         raise UsageProblem(f"--fa-html: {text!r} is a folder; give a file, such as {text.rstrip('/')}/report.html")
     return HtmlOptions(path) if path or reader.is_used("htmlpath") else None

@@ -44,11 +44,15 @@ OPTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class SweepOptions(FeatureOptions):
-    """The variant that is swept, how many configurations are tried, and where the study is."""
+    """The variant that is swept, how many configurations are tried, and where the study is.
+
+    A file `study` is relative to `base`.
+    """
 
     name: str
     trials: int = 100
     study: str | None = None
+    base: Path = Path()
     sampler: SamplerName = "tpe"
 
     only_tests = ("test_sweep", "test_sweep_end")
@@ -73,7 +77,7 @@ def read(reader: Reader) -> SweepOptions | None:
             raise UsageProblem(f"--fa-sweep: a sweep names its variant, searches and gates by itself; drop {flag}")
     if len(words_of(name)) != 1 or not NOT_IN_NAME.isdisjoint(name):
         raise UsageProblem(f"--fa-sweep: {name!r} is not the name of one variant")
-    return SweepOptions(name, trials, study, sampler)
+    return SweepOptions(name, trials, study, reader.base_of("fa_study"), sampler)
 
 
 def options_of(options: Options) -> SweepOptions:

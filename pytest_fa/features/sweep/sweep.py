@@ -160,10 +160,10 @@ class SweepRun:
 
 def study_place(options: Options, parent: Variant) -> str:
     """The file or the URL of a study: that of `--fa-study`, else a journal in the artifacts."""
-    study = options_of(options).study
-    if study is None:
+    asked = options_of(options)
+    if asked.study is None:
         return str(options.artifacts / "sweeps" / f"{parent.name}.journal")
-    return study if is_url(study) else str(options.rootdir / Path(study).expanduser())
+    return asked.study if is_url(asked.study) else str(asked.base / Path(asked.study).expanduser())
 
 
 def open_study(options: Options, parent: Variant, facts: dict[str, Any]) -> SharedStudy:

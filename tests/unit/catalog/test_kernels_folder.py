@@ -23,18 +23,21 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return start
 
 
-def test_variants_nearby_are_named(start: Path) -> None:
-    """The message names a folder above that has variants; in a path with a blank, the option is quoted."""
+def test_variants_nearby_are_named(start: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names a folder that has variants, and the command for it; a path with a blank is quoted."""
     folder = start.parent / "kernels"
-    hint = f"{folder} has variants: start pytest in {folder.parent}, or give --fa-kernels='{folder}'"
-    assert hint in absence((start / "kernels",), "mine")
+    text = absence((start / "kernels",), "mine", ("pytest", "-x"))
+    assert f"{folder} has variants: `pytest -x --fa-kernels=../kernels --fa-variant=mine`" in text
+    monkeypatch.chdir(start.parent.parent)
+    text = absence((Path("kernels").absolute(),), "", ("pytest",))
+    assert f"{folder} has variants: `pytest '--fa-kernels=with blanks/kernels'`" in text
 
 
 def test_variants_of_another_user_are_not_recommended(start: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that belongs to another user is not named: its kernels would run with the rights of this one."""
     other_user = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: other_user)
-    text = absence((start / "kernels",), "mine")
+    text = absence((start / "kernels",), "mine", ("pytest",))
     assert (text.count(str(start / "kernels")), "has variants" in text) == (2, False)
 
 
