@@ -91,6 +91,10 @@ class ToolAttached(FaError):
     """A profiler, checker or debugger is attached to a process that is to be timed."""
 
 
+# In `caught_by`: the entry cannot be loaded or called, or gives no output, for whatever case.
+ENTRY = "entry"
+
+
 class WrongResult(FaError):
     """A kernel gave a wrong result; `caught_by` names the checks that detected it."""
 

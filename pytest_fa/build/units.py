@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from pytest_fa.build import recipe
@@ -33,9 +36,25 @@ class Unit(NamedTuple):
         return f"{' + '.join(variant.name for variant in self.variants)}/{self.arch}"
 
     def failure(self, reason: str, command: str = "") -> Outcomes:
-        """The failure of each variant."""
+        """The failure of each variant; `reason` may be a compiler's text."""
         names = tuple(variant.name for variant in self.variants)
+        reason = with_own_paths(reason, Path(self.first.root, self.first.folder))
         return {(name, self.arch): BuildFailure(name, self.arch, reason, command, shared_by=names) for name in names}
+
+
+def with_own_paths(text: str, folder: Path) -> str:
+    """A compiler's text with the paths and lines of the user's files, relative to the working folder.
+
+    It compiles a link to the variant's `folder`: `src/kernel.cu(16)` becomes `kernels/mine/kernel.cu:16`, to which an
+    editor can jump.
+    """
+
+    def own(match: re.Match[str]) -> str:
+        path = folder / match["file"]
+        line = f":{match['line']}" if match["line"] else ""
+        return f"{os.path.relpath(path)}{line}" if path.is_file() else match[0]
+
+    return re.sub(r"(?<![\w./-])src/(?P<file>[^\s():\"\']+)(?:\((?P<line>\d+)\))?", own, text)
 
 
 def units_of(requests: list[tuple[Request, Toolchain]]) -> list[Unit]:

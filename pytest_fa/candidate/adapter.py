@@ -13,7 +13,7 @@ from pytest_fa.attention.scores import Computes
 from pytest_fa.candidate.forward import Forward
 from pytest_fa.candidate.more_outputs import keep_output
 from pytest_fa.catalog.variant import Argument, Call, Constant
-from pytest_fa.errors import UnsupportedCase, WrongResult
+from pytest_fa.errors import ENTRY, UnsupportedCase, WrongResult
 from pytest_fa.gpu.inputs import empty_output, empty_rows
 
 DIMENSIONS = 4
@@ -118,7 +118,7 @@ def _item(returned: Any, index: int, call: Call) -> Any:  # noqa: ANN401  # a re
 
 def _wrong_return(message: str) -> WrongResult:
     """The fault of a function that returns no output, whatever the case is."""
-    return WrongResult("entry", message)
+    return WrongResult(ENTRY, message)
 
 
 def _advice(returned: Any) -> str:  # noqa: ANN401  # a result of any type

@@ -6,7 +6,7 @@ import torch
 
 from pytest_fa.attention import parts
 from pytest_fa.candidate.adapter import output_index
-from pytest_fa.errors import Tampering, WrongResult
+from pytest_fa.errors import ENTRY, Tampering, WrongResult
 
 
 def require_output(out: object, like: torch.Tensor) -> torch.Tensor:
@@ -22,7 +22,7 @@ def require_output(out: object, like: torch.Tensor) -> torch.Tensor:
         message = f"the output is {_described(out)}, it must be {like.dtype} {list(like.shape)}"
         if isinstance(out, torch.Tensor) and out.shape == like.shape:
             message += " (write `return out.to(q.dtype)`)"
-        raise WrongResult("output" if isinstance(out, torch.Tensor) else "entry", message)
+        raise WrongResult("output" if isinstance(out, torch.Tensor) else ENTRY, message)
     return out
 
 

@@ -75,7 +75,10 @@ def conclusion(cross_checks: tuple[CrossCheck, ...]) -> str:
 
 
 def _error_map(out: torch.Tensor, truth: Truth, limit: float | torch.Tensor) -> Iterator[str]:
-    """The lines of the error map: a header, then one line per head with one character per tile of queries."""
+    """The lines of the error map: a header, then one line per head with one character per tile of queries.
+
+    There is none if every element is within its bound: such a map would show no place.
+    """
     rows = max(MIN_TILE, math.ceil(out.shape[2] / MAP_COLUMNS))
     error = (out.double() - truth.out).abs()
     used = (error / limit).masked_fill(error == 0, 0.0).amax(-1)  # [b, h, sq]; NaN stays NaN
@@ -83,6 +86,8 @@ def _error_map(out: torch.Tensor, truth: Truth, limit: float | torch.Tensor) -> 
     padded = torch.zeros((*used.shape[:2], tiles * rows), dtype=used.dtype, device=used.device)
     padded[:, :, : out.shape[2]] = used.nan_to_num(nan=math.inf, posinf=math.inf)
     worst = padded.view(*used.shape[:2], tiles, rows).amax(-1).cpu()  # [b, h, tiles]
+    if bool((worst <= 1).all()):
+        return
     legend = "'.': within the bound, digit d: at least 2^(d-1) times the bound, N: not finite"
     yield f"error by head and tile of {rows} queries ({legend})"
     for index, row in enumerate(worst.flatten(0, 1)[:MAP_ROWS].tolist()):

@@ -19,7 +19,7 @@ import torch
 from pytest_fa.attention import parts
 from pytest_fa.attention.rows import RowTruth
 from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
-from pytest_fa.errors import DeviceLost, StoppedJudge, Tampering, WrongResult
+from pytest_fa.errors import ENTRY, DeviceLost, StoppedJudge, Tampering, WrongResult
 from pytest_fa.gpu.device import is_alive, open_device
 from pytest_fa.gpu.inputs import Inputs, Output
 from pytest_fa.gpu.shared_memory import NoSharing
@@ -48,8 +48,6 @@ from pytest_fa.records.timing import Speed
 from pytest_fa.wire.jobs import CaseJob, CaseResult
 from pytest_fa.wire.stages import CAUGHT_BY_ENDING, CAUGHT_BY_OUTCOME, ReportProgress, Stages, outcome_of
 from pytest_fa.wire.user_traceback import explanation_of, is_wrong_call, lacks_memory, message_of
-
-ENTRY = ("entry",)  # the entry cannot be loaded, or its function not be called: no other case can run either
 
 
 def run_case(
@@ -208,7 +206,7 @@ def _caught_by(outcome: Outcome, problem: Exception, findings: Findings) -> tupl
     if isinstance(problem, StoppedJudge):
         return CAUGHT_BY_ENDING[Outcome.FAILED]
     if outcome == Outcome.FAILED and (not findings.is_loaded or (findings.out is None and is_wrong_call(problem))):
-        return ENTRY
+        return (ENTRY,)
     return CAUGHT_BY_OUTCOME.get(outcome, ())
 
 

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import BrokenVariant, Variant
+from pytest_fa.errors import ENTRY
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, RecordKind
 from pytest_fa.session.case_runner import CaseRunner, failed_build
 from pytest_fa.session.refusals import AlreadyReported, Refused
 from pytest_fa.session.session import Session
-
-ENTRY_FAULT = ("entry",)  # `caught_by` of an entry that cannot be loaded or called, for whatever case
 
 
 class FirstReports:
@@ -130,7 +129,7 @@ class FirstReports:
             if elsewhere:
                 raise AlreadyReported(elsewhere, record)
             self._not_built.add(variant.name)
-        if record.outcome == Outcome.NOT_BUILT or record.caught_by == ENTRY_FAULT:
+        if record.outcome == Outcome.NOT_BUILT or record.caught_by == (ENTRY,):
             self._met[test] = (variant.name, None)
         return record
 

@@ -75,7 +75,18 @@ def answer_lines(records: list[Record], run: RunFacts) -> list[TextLine]:
         text = _about_many(by_variant, records, times, run.why_not_run)
     command = _next_command(subjects, records, times, run)
     answer = TextLine("; ".join([text, *tolerance_part(subjects), *run.failures]), _style(records, run))
-    return [answer, *(TextLine(line) for line in (_cause([*subjects, *records]), command) if line)]
+    return [answer, *(TextLine(line) for line in (_cause(subjects, records), command) if line)]
+
+
+def _simplest_first(records: list[Record]) -> list[Record]:
+    """The failures: of builds, then of outputs by the number of scores, then others; else in the order of the run."""
+
+    def effort(record: Record) -> tuple[int, int]:
+        case = record.case if record.kind == "correct" else None
+        scores = case.batch * case.heads * case.seq_q * case.seq_k if case else 0
+        return (0 if record.kind == "build" else 1 if case else 2, scores)
+
+    return sorted(filter(_is_failure, records), key=effort)
 
 
 def _style(records: list[Record], run: RunFacts) -> Style:
@@ -85,10 +96,10 @@ def _style(records: list[Record], run: RunFacts) -> Style:
     return "yellow" if any(record.outcome == Outcome.INCONCLUSIVE for record in records) else "green"
 
 
-def _cause(records: list[Record]) -> str:
-    """The first line of the first failure; without a failure, of the first test that could not be decided."""
-    without_verdict = [record for record in records if _has_no_verdict(record)]
-    first = next((record for record in (*filter(_is_failure, records), *without_verdict)), None)
+def _cause(subjects: list[Record], records: list[Record]) -> str:
+    """The first line of the simplest failure; without a failure, of the first test that could not be decided."""
+    without_verdict = [record for record in (*subjects, *records) if _has_no_verdict(record)]
+    first = next(iter((*_simplest_first(subjects), *_simplest_first(records), *without_verdict)), None)
     return f"{first.id}: {failure_text(first).splitlines()[0]}" if first and first.message else ""
 
 
@@ -266,7 +277,7 @@ def _of_shape(records: list[Record], shape: str) -> list[Record]:
 
 def _next_command(subjects: list[Record], records: list[Record], times: Times, run: RunFacts) -> str:
     """The last line: a command behind a few words; empty if the command of this run would only be repeated."""
-    failed = [record for record in (*subjects, *records) if _is_failure(record)]
+    failed = [*_simplest_first(subjects), *_simplest_first(records)]
     undecided = [record for record in subjects if record.outcome == Outcome.INCONCLUSIVE]
     if failed or undecided:
         return f"rerun: {(failed or undecided)[0].rerun_command}"

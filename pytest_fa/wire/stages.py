@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from pytest_fa.errors import ChangedBuild, DeviceLost, LaunchError, Tampering, UnsupportedCase, WrongResult
+from pytest_fa.errors import ENTRY, ChangedBuild, DeviceLost, LaunchError, Tampering, UnsupportedCase, WrongResult
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Stage, StageName
 from pytest_fa.wire.compiling import CompilingCalls
@@ -102,7 +102,12 @@ def most_progress_seconds(watchdog_seconds: float) -> float:
 
 
 def outcome_of(problem: Exception) -> Outcome:
-    """The outcome that an exception becomes; `failed` for every type that is not in the table."""
+    """The outcome that an exception becomes; `failed` for every type that is not in the table.
+
+    A call that does not fit the function, such as one whose output is a tuple, gave no result that could be wrong.
+    """
+    if isinstance(problem, WrongResult) and problem.caught_by == (ENTRY,):
+        return Outcome.FAILED
     outcomes: dict[type[Exception], Outcome] = {
         ChangedBuild: Outcome.BUILD_CHANGED,
         UnsupportedCase: Outcome.UNSUPPORTED,

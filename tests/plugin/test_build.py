@@ -14,7 +14,7 @@ from tests.projects import CASE, ONE_CASE, PRETEND_GPU, SHAPE, NewProject, Proje
 pytestmark = pytest.mark.needs_nvcc
 
 BROKEN_SOURCE = CUDA_SOURCE.replace("zero_kernel<<<", "no_kernel<<<")
-COMPILER_LINE = 'src/kernel.cu(10): error: identifier "no_kernel" is undefined'
+COMPILER_LINE = 'kernels/broken/kernel.cu:10: error: identifier "no_kernel" is undefined'
 GREEDY_MANIFEST = MANIFEST + "limits: {registers_per_thread: 1, spill_bytes: 0, instructions: {STG: {max: 0}}}\n"
 
 

@@ -13,7 +13,7 @@ import msgspec
 from pytest_fa.attention import parts
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Entry, Limits, Supports, Variant
-from pytest_fa.errors import UsageProblem, WrongResult
+from pytest_fa.errors import ENTRY, UsageProblem, WrongResult
 from pytest_fa.host.answers import LostWorker, result_without_worker
 from pytest_fa.host.profiler_workers import ProfilerWorkers
 from pytest_fa.records.outcome import Outcome
@@ -127,7 +127,7 @@ def _require_no_output_in(returned: object, out: Any, case: Case) -> None:  # no
     if (index := output_index(returned)) is not None:
         advice = f"return item {index} alone, or wrap it: `{_wrapped(case)}[{index}]`"
         what = f"the output is a {type(returned).__name__} ({advice})"
-        raise WrongResult("entry", f"{what}, it must be {out.dtype} {list(out.shape)}")
+        raise WrongResult(ENTRY, f"{what}, it must be {out.dtype} {list(out.shape)}")
 
 
 def _wrapped(case: Case) -> str:

@@ -254,7 +254,7 @@ def test_a_function_gets_the_mask() -> None:
     ("function", "outcome", "message"),
     [
         (lambda q, k, v: right(q, k, v, scale=0.2), "wrong", "max error 9."),
-        (lambda q, k, v: None, "wrong", "the output is None"),  # noqa: ARG005  # returns nothing on purpose
+        (lambda q, k, v: None, "failed", "the output is None"),  # noqa: ARG005  # returns nothing on purpose
         (lambda q, k, v: q.float(), "wrong", "the output is torch.float32"),  # noqa: ARG005
         (lambda q, k, v: q.missing, "failed", "AttributeError: 'Tensor' object has no attribute 'missing'"),  # noqa: ARG005
         (lambda q, k: q, "failed", "TypeError: "),  # noqa: ARG005
@@ -273,7 +273,7 @@ def test_a_tuple_is_answered_in_python(snapshot: SnapshotAssertion) -> None:
     record = pytest_fa.check(lambda q, k, v, *, scale: (right(q, k, v, scale=scale), None), CASE)
     first_line = record.message.splitlines()[0]
     assert snapshot == first_line
-    assert ("wrong", ("entry",)) == (record.outcome, record.caught_by)
+    assert ("failed", ("entry",)) == (record.outcome, record.caught_by)
     assert "manifest" not in str(record)
 
 
