@@ -23,13 +23,14 @@ class CaseHelp(str):
         return f"{super().__mod__(values)}; the form of an id: {parts.grammar()}"
 
 
-RUN_OPTIONS = (
+RUN_OPTIONS: tuple[OptionRow, ...] = (
     OptionRow(
         "--fa-variant",
         "run these variants: names, globs, or NAME@DEFINE=VALUE; default: every candidate",
         "NAME[,GLOB...]",
+        everyday=True,
     ),
-    OptionRow("--fa-list", "list the variants and stop"),
+    OptionRow("--fa-list", "list the variants and stop", everyday=True),
     OptionRow(
         "--fa-kernels",
         "folders that contain <variant>/variant.yaml",
@@ -37,6 +38,7 @@ RUN_OPTIONS = (
         "kernels",
         in_rerun=True,
         configures=True,
+        everyday=True,
     ),
     OptionRow(
         "--fa-suite",
@@ -44,12 +46,14 @@ RUN_OPTIONS = (
         "NAME[,NAME...]",
         "history",
         in_selection=True,
+        everyday=True,
     ),
     OptionRow(
         "--fa-case",
         CaseHelp("run only these cases: exact ids, of a suite or not, or globs over the suite; no property tests"),
         "ID|GLOB[,...]",
         in_selection=True,
+        everyday=True,
     ),
     OptionRow(
         "--fa-seeds",
@@ -133,6 +137,7 @@ RUN_OPTIONS = (
         "--fa-save",
         "also save the records of this run in the records folder, profiles/<gpu>/",
         why_once="records are saved from a run that ends",
+        everyday=True,
     ),
     OptionRow("--fa-artifacts", "folder for the records of the latest run", "DIR", "artifacts", configures=True),
     OptionRow(
@@ -148,14 +153,19 @@ def all_options() -> tuple[OptionRow, ...]:
 
 
 def register(parser: pytest.Parser) -> None:
-    """Add every option to pytest's command line and ini file; each feature has a group of its own."""
-    _add_group(parser, "fa", "attention kernels (pytest-fa)", RUN_OPTIONS)
-    for feature in features():
-        if feature.options:
-            _add_group(parser, f"fa-{feature.name}", f"attention kernels: {feature.title}", feature.options)
+    """Add every option to pytest's command line and ini file.
+
+    The everyday options come first, then the other ones of every run, then those of each feature in a group of its own.
+    """
+    _add_group(parser, "fa", "attention kernels (pytest-fa): every day", [row for row in all_options() if row.everyday])
+    groups = [("fa-run", "which cases, how kernels are built, and where files are", RUN_OPTIONS)]
+    groups += [(f"fa-{feature.name}", feature.title, feature.options) for feature in features()]
+    for name, title, rows in groups:
+        if rest := [row for row in rows if not row.everyday]:
+            _add_group(parser, name, f"attention kernels: {title}", rest)
 
 
-def _add_group(parser: pytest.Parser, name: str, title: str, rows: tuple[OptionRow, ...]) -> None:
+def _add_group(parser: pytest.Parser, name: str, title: str, rows: list[OptionRow]) -> None:
     group = parser.getgroup(name, title)
     for option in rows:
         default = f", default {option.ini_default}" if option.ini_default else ""

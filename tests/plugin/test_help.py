@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from pytest_fa.feature import features
 from pytest_fa.options.flags import all_options
 from tests.projects import NewProject, Project, variants_of
 from tests.tiers import nightly_after
@@ -48,6 +49,20 @@ def shows_its_key(help_text: str, flag: str) -> bool:
     return match is not None and help_text[match.start() :].split("(ini: ", 1)[1].startswith(
         (f"{key})", f"{key}, default ")
     )
+
+
+def test_help_begins_with_ten_everyday_options(new_project: NewProject) -> None:
+    """They are the first group of --help; each feature with other options has a group of its own, without them."""
+    text = new_project("groups").run_here("--help").text
+    groups = re.findall(r"^attention kernels.*:$", text, re.MULTILINE)
+    assert groups[0] == "attention kernels (pytest-fa): every day:"
+    parts = [part.split("\n\n")[0] for part in re.split(r"^attention kernels.*:$", text, flags=re.MULTILINE)[1:]]
+    flags = [re.findall(r"^  (--[\w-]+)", part, re.MULTILINE) for part in parts]
+    everyday = [option.flag for option in all_options() if option.everyday]
+    assert (flags[0], len(flags[0])) == (everyday, 10)
+    assert sorted(flag for group in flags for flag in group) == sorted(FLAGS)
+    titled = [feature.title for feature in features() if any(not row.everyday for row in feature.options)]
+    assert groups[2:] == [f"attention kernels: {title}:" for title in titled]
 
 
 def test_help_names_option_and_ini_key(help_text: str) -> None:

@@ -21,6 +21,7 @@ OPTIONS = (
         "RATIO",
         in_rerun=True,
         why_once="it builds, checks and times, and decides no gate",
+        everyday=True,
     ),
     OptionRow(
         "--fa-gate-baseline",

@@ -16,6 +16,7 @@ OPTIONS = (
         "--ncu",
         "after the checks, profile each variant and shape with Nsight Compute in a separate process",
         why_once="it builds, checks and times, and profiles nothing",
+        everyday=True,
     ),
     OptionRow(
         "--ncu-set",

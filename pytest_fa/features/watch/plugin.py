@@ -11,6 +11,7 @@ OPTIONS = (
     OptionRow(
         "--fa-watch",
         "after the run stay; build, check and time a variant again whenever one of its files is saved",
+        everyday=True,
     ),
 )
 
