@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from pytest_fa.catalog.suites import TARGET_SHAPE
 from pytest_fa.catalog.variant import COMPANION_ROLES
 from pytest_fa.feature import features
 from pytest_fa.records.added import Proposal, added_kinds, added_types
@@ -219,11 +220,28 @@ def _times(by_variant: dict[str, list[Record]]) -> Times:
     }
 
 
+def _common(times: Times) -> Times:
+    """The times at the shapes at which most variants were timed, of the variants that were timed at all of these.
+
+    If not all variants were timed at the same shapes, it is the target shape as soon as two were timed there.
+    """
+    counts = Counter(shape for speeds in times.values() for shape in speeds)
+    shapes = [shape for shape, count in counts.items() if count == max(counts.values())]
+    if len(shapes) < len(counts) and counts[TARGET_SHAPE] > 1:
+        shapes = [TARGET_SHAPE]
+    complete = [name for name, speeds in times.items() if shapes and all(shape in speeds for shape in shapes)]
+    shapes = shapes if complete else shapes[:1]
+    return {
+        name: {shape: speeds[shape] for shape in shapes}
+        for name, speeds in times.items()
+        if shapes and all(shape in speeds for shape in shapes)
+    }
+
+
 def _fastest(times: Times) -> str | None:
-    """The variant with the least geometric mean of its times, among those that were timed on the most shapes."""
-    most = max((len(speeds) for speeds in times.values()), default=0)
-    complete = {name: speeds for name, speeds in times.items() if most and len(speeds) == most}
-    return min(complete, key=lambda name: _mean_log(complete[name].values()), default=None)
+    """The variant with the least geometric mean of its times, at the shapes at which most variants were timed."""
+    common = _common(times)
+    return min(common, key=lambda name: _mean_log(common[name].values()), default=None)
 
 
 def _mean_log(speeds: Iterable[Speed]) -> float:
@@ -233,6 +251,7 @@ def _mean_log(speeds: Iterable[Speed]) -> float:
 
 def _about_fastest(fastest: str, records: list[Record], times: Times) -> str:
     """The fastest variant, and how many others the noise does not separate from it on any shape."""
+    times = _common(times)
     own, timed = times[fastest], [name for name in times if times[name] and name != fastest]
     shared = {name: own.keys() & times[name] for name in timed}
     timed = [name for name in timed if shared[name]]

@@ -154,6 +154,14 @@ def test_variants_at_other_shapes_are_no_ties() -> None:
     assert "; fastest right: a, " in answer([*records, sdpa(20.0)])[0]
 
 
+def test_variants_are_compared_where_most_were_timed() -> None:
+    """A variant that was timed at more shapes than the others is not the fastest for that, nor is its ratio there."""
+    records = [timed("long", 30.0), timed("long", 10.0, SMALL_SHAPE), timed("a", 10.0), timed("b", 20.0), sdpa(20.0)]
+    assert f"; fastest right: a, 0.500 x the time of sdpa_cudnn at {SHAPE}" in answer(records)[0]
+    apart = [timed("a", 10.0), timed("b", 20.0, SMALL_SHAPE), sdpa(20.0)]
+    assert f"; fastest right: a, 0.500 x the time of sdpa_cudnn at {SHAPE}" in answer(apart)[0]
+
+
 def test_noise_between_some() -> None:
     """The number of variants that the noise does not separate from the fastest is part of the answer."""
     speeds = {"a": on_cpu(10.0, 0.1), "b": on_cpu(10.5, 0.1), "c": on_cpu(40.0, 0.1)}
