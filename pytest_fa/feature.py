@@ -47,7 +47,8 @@ class OptionRow:
     `in_rerun` marks an option that decides how a variant is selected, built or checked: a rerun command repeats it.
     `in_selection` marks one that selects cases: the command that a run proposes repeats it.  `why_once` says why a run
     with this option is not repeated after each save.  `configures` marks one that asks for no test: it says where files
-    are, how kernels are built, or how long a test may take.  `everyday` marks those that `--help` shows first.
+    are, how kernels are built, or how long a test may take.  `everyday` marks those that `--help` shows first,
+    and `writes_records` one that writes what was judged.
     """
 
     flag: str
@@ -60,6 +61,7 @@ class OptionRow:
     why_once: str = ""
     configures: bool = False
     everyday: bool = False
+    writes_records: bool = False
 
     @property
     def dest(self) -> str:

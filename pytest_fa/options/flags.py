@@ -137,6 +137,7 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
         "--fa-save",
         "also save the records of this run in the records folder, profiles/<gpu>/",
         why_once="records are saved from a run that ends",
+        writes_records=True,
         everyday=True,
     ),
     OptionRow("--fa-artifacts", "folder for the records of the latest run", "DIR", "artifacts", configures=True),

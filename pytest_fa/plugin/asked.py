@@ -83,11 +83,14 @@ def unheeded(config: pytest.Config, records: Iterable[Record], *, saw_kernels: b
     """Which typed options no test of a finished run heeded, and the command that does; empty if there are none."""
     selected = config.stash.get(SELECTED_KEY, Selected())
     flags, kinds = _asking_flags(config), {record.kind for record in records}
+    writing = [flag for flag in flags if flag in {row.flag for row in all_options() if row.writes_records}]
     if flags and not (selected.uses_kernels or selected.has_request or saw_kernels):
         return _sentence(config, flags, "no test of this run used kernels, so nothing was judged")
     for feature in _asked_features(config):
         if not _has_test_of(feature, selected) and kinds.isdisjoint(test.kind for test in feature.tests):
             return _sentence(config, _flags_of(feature, flags), "no test of this run did that")
+    if writing and not kinds:
+        return _sentence(config, writing, "no test of this run judged a kernel, so nothing was written")
     return ""
 
 

@@ -368,6 +368,15 @@ def test_a_gate_that_is_not_selected_is_not_green(stranger: Project) -> None:
     assert "--fa-gate: no test of this run did that; " in late.all_lines[-1]
 
 
+@pytest.mark.parametrize("option", ["--fa-html=x.html", "--fa-save"])
+def test_a_page_or_records_that_are_not_written_are_not_green(stranger: Project, option: str) -> None:
+    """Without a record, an option that writes records ends the run with the command that judges."""
+    result = stranger.run_here("tests/test_kernel.py", "--fa-variant=mine", option, ONE_CASE)
+    assert (result.ret, (stranger.folder / "x.html").exists()) == (pytest.ExitCode.USAGE_ERROR, False)
+    reason = "no test of this run judged a kernel, so nothing was written; the shipped suite: pytest "
+    assert result.all_lines[-1].startswith(f"ERROR: {option.partition('=')[0]}: {reason}")
+
+
 def test_workers_that_judge_nothing_are_not_green(stranger: Project) -> None:
     """With `-n`, the run says at its end that no test used kernels, or did what an option asks for."""
     stranger.write("other/test_run.py", "def test_of_a_user(fa_run):\n    pass\n")

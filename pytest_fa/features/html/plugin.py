@@ -16,6 +16,7 @@ OPTIONS = (
         "write the report of this run, one HTML file that opens offline",
         "FILE",
         why_once="a report is written from a run that ends",
+        writes_records=True,
         everyday=True,
     ),
 )
