@@ -43,8 +43,8 @@ def fitted(variant: Variant, case: Case, fits: Fits) -> Case:
     """Return `case` with its dtype, head_dim and layout replaced where the variant does not support them.
 
     The replacement is the first supported value, for e4m3 also of the output's dtype.  Only the parameters in `fits`
-    change.  A case that still does not fit
-    is refused later, by `Variant.refuses`.
+    change.  A case that
+    still does not fit is refused later, by `Variant.refuses`.
     """
     for part in parts.claimed_parts():
         supported = part.supported(variant.supports)
@@ -56,6 +56,8 @@ def fitted(variant: Variant, case: Case, fits: Fits) -> Case:
         if dtype in variant.supports.dtype and head_dim in variant.supports.head_dim
         if (dtype == case.dtype or "dtype" in fits) and (head_dim == case.head_dim or "head_dim" in fits)
     ]
+    if variant.supports.any_head_dim:
+        pairs += [(dtype, case.head_dim) for dtype, _ in pairs]
     if not pairs:
         return case
     dtype, head_dim = min(pairs, key=lambda pair: (pair[0] != case.dtype, pair[1] != case.head_dim))

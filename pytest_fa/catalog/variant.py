@@ -53,6 +53,9 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     16 bytes; `equal`, in addition K and V have equal strides, and the output has q's; `dense`, in addition no tensor
     has gaps.  `self_attention_only`: there are as many keys as queries.  `fixed_scale`: the scale is 1 / sqrt(D).
     `default_stream_only`: it launches on the legacy default stream, whichever stream is current.
+
+    `any_head_dim` is for baselines that choose a kernel themselves.  They get cases of every head_dim, and may refuse
+    them.
     """
 
     dtype: Annotated[tuple[Dtype, ...], SOME] = ("fp16",)
@@ -69,6 +72,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     self_attention_only: bool = False
     fixed_scale: bool = False
     default_stream_only: bool = False
+    any_head_dim: bool = False
     more: tuple[tuple[str, tuple[str | int | float | bool | None, ...]], ...] = ()
 
     def values_of(self, key: str, default: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -280,11 +284,12 @@ class Variant(msgspec.Struct, frozen=True):
         is_overhead = self.role == "overhead"  # it reads no tensor, so any head_dim fits
         yield from self._refused_value("dtype", case)
         yield from self._refused_parts(case, is_first=True)
-        if not is_overhead:
+        takes_any_head_dim = is_overhead or supports.any_head_dim
+        if not takes_any_head_dim:
             yield from self._refused_value("head_dim", case)
         if case.dtype == "e4m3" and not is_overhead and case.fp8_out not in supports.fp8_out:
             yield f"the output is {case.fp8_out}, supports.fp8_out is {', '.join(supports.fp8_out)}"
-        if not is_overhead and (case.dtype, case.head_dim) not in self.instantiations:
+        if not takes_any_head_dim and (case.dtype, case.head_dim) not in self.instantiations:
             built = ", ".join(f"{dtype}-d{dim}" for dtype, dim in self.instantiations)
             yield f"no instantiation {case.dtype}-d{case.head_dim}, compiled are {built}"
         yield from self._refused_parts(case, is_first=False)

@@ -27,9 +27,10 @@ def list_variants(catalog: Catalog, absence: str) -> None:
         table.add_column(header)
     table.add_column("step", overflow="fold")
     for variant in catalog.variants.values():
-        dims = ", ".join(map(str, variant.supports.head_dim))
-        arches = ", ".join(variant.arch) or ", ".join(variant.supports.device)
-        dtypes = ", ".join(variant.supports.dtype)
+        supports = variant.supports
+        dims = "any" if supports.any_head_dim else ", ".join(map(str, supports.head_dim))
+        arches = ", ".join(variant.arch) or ", ".join(supports.device)
+        dtypes = ", ".join(supports.dtype)
         role = variant.role if variant.computes == "attention" else f"{variant.role} of {variant.computes}"
         table.add_row(variant.name, role, variant.entry.kind, arches, dtypes, dims, escape(printable(variant.step)))
     console = Console()

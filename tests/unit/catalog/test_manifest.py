@@ -363,6 +363,8 @@ def test_an_unknown_value_is_refused_with_the_allowed_ones(
         TORCH + ", call: {}}\nsupports: {causal: [none, top_left]}",
         TORCH + ", call: {keywords: {c: causal}}}\nsupports: {causal: [top_left, bottom_right]}",
         'variants: {a: {target: ""}}\nentry: {kind: python, target: "m:f"}',
+        "supports: {any_head_dim: true}",
+        'role: candidate\nentry: {target: "m:f"}\nsupports: {any_head_dim: true}',
     ],
 )
 def test_a_wrong_value_is_refused_with_its_key(
