@@ -21,5 +21,25 @@ FORMATS: dict[str, NumberFormat] = {
     "fp32": NumberFormat(4, 2, "float32"),
     "e4m3": NumberFormat(1, 3, "float8_e4m3fn"),
 }
+# What else libraries call them, besides torch's names.
+OTHER_NAMES = {
+    "half": "fp16",
+    "f16": "fp16",
+    "bf": "bf16",
+    "float": "fp32",
+    "f32": "fp32",
+    "fp8": "e4m3",
+    "float8": "e4m3",
+    "fp8_e4m3": "e4m3",
+    "e4m3fn": "e4m3",
+    "float8_e4m3": "e4m3",
+}
 DTYPES: tuple[str, ...] = tuple(FORMATS)
 ELEMENT_BYTES: dict[str, int] = {name: each.element_bytes for name, each in FORMATS.items()}
+
+
+def dtype_called(name: str) -> str | None:
+    """The dtype that `float16`, `torch.half` or the like stands for; None for a name of no dtype here."""
+    text = name.lower().removeprefix("torch.")
+    of_torch = {each.torch_name: dtype for dtype, each in FORMATS.items()}
+    return text if text in FORMATS else of_torch.get(text, OTHER_NAMES.get(text))

@@ -19,12 +19,16 @@ Weigh = Callable[["torch.Tensor", "torch.Tensor"], "tuple[torch.Tensor, torch.Te
 
 
 class Positions(NamedTuple):
-    """The positions that a mask compares: queries [rows, 1] and keys [keys], and the sizes of the case."""
+    """The positions that a mask compares: queries [rows, 1] and keys [keys], and the sizes of the case.
+
+    `heads` are those of the rows, where a mistake depends on them: [heads].
+    """
 
     queries: torch.Tensor
     keys: torch.Tensor
     seq_q: int
     seq_k: int
+    heads: torch.Tensor | None = None
 
     @property
     def nothing_hidden(self) -> torch.Tensor:

@@ -93,7 +93,7 @@ def load_forward(
     """
     if variant.entry.kind == "python":
         function = _with_defines(_import_attribute(variant, "target"), variant)
-        if problem := signature_problem(function, variant.entry, variant.passed):
+        if problem := signature_problem(function, variant.entry, variant.passed, Path(variant.folder)):
             raise FaError(f"{variant.name}: entry.target {variant.entry.target!r}: {problem}")
         return _adapt_if_declared(function, variant)
     if library is None:

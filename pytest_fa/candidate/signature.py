@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.not_judged import recognised, written
+from pytest_fa.candidate.adapter_lines import NAME, adapter_for, needs_adapter
 from pytest_fa.catalog.variant import Call, Entry
 
 # Names that functions of attention libraries have for what is passed.
@@ -21,10 +24,13 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def signature_problem(function: Callable[..., Any], entry: Entry, passed: tuple[str, ...] = ("out",)) -> str | None:
-    """Return why a function does not accept the arguments that it gets, and the line to write, or None.
+def signature_problem(
+    function: Callable[..., Any], entry: Entry, passed: tuple[str, ...] = ("out",), folder: Path | None = None
+) -> str | None:
+    """Return why a function does not accept the arguments that it gets, and the line or the adapter to write, or None.
 
-    Without `entry.call`, it gets q, k, v and the keywords scale, those of each call, and `passed`.
+    Without `entry.call`, it gets q, k, v and the keywords scale, those of each call, and `passed`.  `folder` is that of
+    the variant, in which the function's module may be.
     A function without a readable signature, such as one of a C extension, is not compared.
     """
     try:
@@ -38,9 +44,52 @@ def signature_problem(function: Callable[..., Any], entry: Entry, passed: tuple[
         signature.bind(*[None] * count, **dict.fromkeys(keywords))
     except TypeError as problem:
         called = f"f({', '.join((*_arguments(call), *_keywords(call, own)))})"
-        line = f"`{entry_line(entry, signature.parameters.values())}`"
-        return f"it is called as {called}, but its parameters are {signature}: {problem}; write in variant.yaml {line}"
+        answer = _answer(entry, list(signature.parameters.values()), folder)
+        return f"it is called as {called}, but its parameters are {signature}: {problem}; {answer}"
     return None
+
+
+def _answer(entry: Entry, parameters: list[inspect.Parameter], folder: Path | None) -> str:
+    """What to write so that a function with these parameters can be called, and what of it is not judged."""
+    if needs_adapter(parameters):
+        return _adapter(entry, parameters, folder)
+    line = entry_line(entry, parameters)
+    text = f"write in variant.yaml `{line}`"
+    if "VALUE" in line:
+        text += ", with a value in place of VALUE"
+    for parameter in parameters:
+        if (off := _switched_off(parameter)) is not None and (row := recognised(parameter.name)):
+            text += f"; {row.subject} not judged: {parameter.name} gets {off}, which switches it off"
+    return text
+
+
+def _adapter(entry: Entry, parameters: list[inspect.Parameter], folder: Path | None) -> str:
+    """The lines of an adapter, where they belong, and what of the function is not judged."""
+    module = entry.target.partition(":")[0]
+    is_own = folder is not None and (folder / f"{module}.py").is_file()
+    layout = entry.call.layout if entry.call else "bhsd"
+    adapter = adapter_for(entry.target, parameters, _word_of(), layout, is_imported=not is_own)
+    rows = dict.fromkeys(row for each in parameters if each.default is each.empty and (row := recognised(each.name)))
+    reasons = "; ".join(str(row) for row in sorted(rows, key=lambda row: not row.off))  # what needs the adapter is last
+    file = module if is_own else "adapter"
+    place = f"add these lines to {module}.py" if is_own else "write these lines into adapter.py beside variant.yaml"
+    line = f'entry: {{target: "{file}:{NAME}"}}'
+    more = ", and `self_attention_only: true` in `supports`" if adapter.needs_equal_lengths else ""
+    value = ", with a value in place of VALUE" if "=VALUE" in adapter.lines else ""
+    return f"{reasons}: {place}{value}, and write in variant.yaml `{line}`{more}\n\n{adapter.lines}\n"
+
+
+def _word_of() -> dict[str, str]:
+    """The word that a parameter of each known name gets."""
+    names_of = NAMES | parts.names_of_words()
+    return {name: word for word, names in names_of.items() for name in names}
+
+
+def _switched_off(parameter: inspect.Parameter) -> str | None:
+    """The value for a parameter without a default of what is not judged, as a manifest writes it, or None."""
+    row = recognised(parameter.name) if parameter.default is parameter.empty else None
+    off = row.value_for(parameter.name) if row and parameter.kind not in _VARIADIC else ()
+    return written(off[0]) if off else None
 
 
 def defines_problem(function: Callable[..., Any], defines: Iterable[str]) -> str | None:
@@ -61,10 +110,10 @@ def defines_problem(function: Callable[..., Any], defines: Iterable[str]) -> str
 def entry_line(entry: Entry, parameters: Iterable[inspect.Parameter]) -> str:
     """Return the `entry` of a manifest that calls a function with these parameters.
 
-    A parameter without a default whose meaning is not known gets the text VALUE, which the user replaces.
+    A parameter without a default gets the value that switches off what is not judged.  If its meaning is not known, it
+    gets the text VALUE, which the user replaces.
     """
-    names_of = NAMES | parts.names_of_words()
-    word_of = {name: word for word, names in names_of.items() for name in names}
+    word_of = _word_of()
     positional: list[str] = []
     keywords: list[str] = []
     for parameter in parameters:
@@ -72,7 +121,7 @@ def entry_line(entry: Entry, parameters: Iterable[inspect.Parameter]) -> str:
         if word and parameter.kind in _POSITIONAL and not keywords:
             positional.append(word)
         elif parameter.kind not in _VARIADIC and (word or parameter.default is parameter.empty):
-            keywords.append(f"{parameter.name}: {word or 'VALUE'}")
+            keywords.append(f"{parameter.name}: {word or _switched_off(parameter) or 'VALUE'}")
     call = [f"arguments: [{', '.join(positional)}]"]
     call += [f"keywords: {{{', '.join(keywords)}}}"] if keywords else []
     return f'entry: {{target: "{entry.target}", call: {{{", ".join(call)}}}}}'

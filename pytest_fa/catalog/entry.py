@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.not_judged import recognised
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.grammar import path_problem, real_path_problem
 from pytest_fa.catalog.variant import Entry, EntryKind, Supports
@@ -99,7 +100,9 @@ def _call_problems(entry: Entry, supports: Supports, computes: Computes) -> Iter
         return
     for word in ("q", "k") if computes == "scores" else ("q", "k", "v"):
         if not call.passes(word):
-            yield f"entry.call does not pass {word!r}; add it to arguments or keywords"
+            known = ((name, recognised(name)) for name in call.keywords)
+            answers = (f"; {name}: {row.advice_for(name, f'`{name}: {{}}`')}" for name, row in known if row)
+            yield f"entry.call does not pass {word!r}; add it to arguments or keywords{next(answers, '')}"
     if call.place_of("out") is not None and call.passes("out"):
         yield "entry.call passes 'out' and sets returns; use only one of the two"
     yield from filter(None, (part.call_problem(call, supports) for part in parts.PARTS))

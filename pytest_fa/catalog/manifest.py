@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import msgspec
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.dtypes import Dtype
+from pytest_fa.attention.dtypes import Dtype, dtype_called
+from pytest_fa.attention.not_judged import recognised
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.entry import entry_problem
 from pytest_fa.catalog.feature_keys import FIELD, key_types, problem_of, with_feature_keys
@@ -50,7 +51,7 @@ from pytest_fa.catalog.variant import (
     Tolerance,
     Variant,
 )
-from pytest_fa.catalog.wrong_type import wrong_type
+from pytest_fa.catalog.wrong_type import wrong_type, wrong_values
 from pytest_fa.catalog.yaml_file import load_yaml
 from pytest_fa.errors import ManifestError, UsageProblem, suggestion
 
@@ -342,6 +343,8 @@ def _explain(problem: str, data: Any, keys: type[msgspec.Struct]) -> str:  # noq
     where = place[1] if (place := re.search(r" - at (?:`key` in )?`([^`]+)`", problem)) else "$"
     text = re.sub(r" - at (?:`key` in )?`[^`]+`", "", problem)
     key = where.removeprefix("$").lstrip(".") or "the manifest"
+    if reason := _not_judged(text, where, data):
+        return reason
     if unknown := re.search(r"unknown field `([^`]+)`", problem):
         structs = (*_structs(), (r"\$", keys))
         known = (keys_of(struct) for pattern, struct in structs if re.fullmatch(pattern, where))
@@ -350,11 +353,60 @@ def _explain(problem: str, data: Any, keys: type[msgspec.Struct]) -> str:  # noq
     if missing := re.search(r"missing required field `([^`]+)`", problem):
         return f"key {missing[1]!r} is missing in {key}"
     if invalid := re.search(r"Invalid enum value (.+)", text):
-        constants = ", numbers, true, false, null, {constant: text}" if ".call." in where and "[" in where else ""
-        return (
-            f"{key} is {invalid[1]}; allowed: {', '.join(_allowed_values(where)) or 'see docs/variants.md'}{constants}"
-        )
+        in_call = ".call." in where and "[" in where
+        constants = ", numbers, true, false, null, {constant: text}" if in_call else ""
+        allowed_values = f"allowed: {', '.join(_allowed_values(where)) or 'see docs/variants.md'}{constants}"
+        value = invalid[1].strip("'")
+        dtype = dtype_called(value) if _field(where) == "dtype" else None
+        meant = f"; write {dtype}" if dtype else "; replace VALUE" if in_call and value == "VALUE" else ""
+        return f"{_with_keyword(key, value, data)} is {invalid[1]}{meant}; {allowed_values}"
     return wrong_type(text, where, data)
+
+
+# The keys of a manifest whose values say what a kernel computes, or how it is called.
+_ABOUT_ATTENTION = ("dtype", "causal", "layout", "computes", "returns", "arguments", "keywords")
+
+
+def _not_judged(text: str, where: str, data: Any) -> str | None:  # noqa: ANN401  # any YAML value
+    """The answer to a key, a value or a keyword of a call for which a kernel may have words and pytest-fa has none."""
+    key = where.removeprefix("$").lstrip(".") or "the manifest"
+    if unknown := re.search(r"unknown field `([^`]+)`", text):
+        row = recognised(unknown[1])
+        return f"unknown key {unknown[1]!r} in {key}: {row}; drop the key" if row else None
+    if _field(where) not in _ABOUT_ATTENTION:
+        return None
+    if invalid := re.search(r"Invalid enum value '(.+)'", text):
+        return _not_judged_value(where, key, invalid[1], data)
+    values = wrong_values(data, where) if text.startswith("Expected `array`, got `str`") else []
+    answers = (_not_judged_value(where, key, value, data) for value in values if isinstance(value, str))
+    return next(filter(None, answers), None)
+
+
+def _not_judged_value(where: str, key: str, value: str, data: Any) -> str | None:  # noqa: ANN401  # any YAML value
+    """The answer to a value at a place, or to the keyword that has it."""
+    place = _with_keyword(key, value, data)
+    keyword = place.removeprefix("entry.call.keywords.")
+    row = (recognised(keyword) if keyword != place else None) or recognised(value)
+    if row is None:
+        return None
+    if keyword != place:
+        return f"{place} is {value!r}: {row.advice_for(keyword, f'`{keyword}: {{}}`')}"
+    if _field(where) == "arguments":
+        return f"{place} is {value!r}: {row.advice_for(value, '`{}` in its place')}"
+    return f"{place} is {value!r}: {row} (allowed: {', '.join(_allowed_values(where))})"
+
+
+def _with_keyword(key: str, value: str, data: Any) -> str:  # noqa: ANN401  # any YAML value
+    """The place of a value, with the name of a call's keyword in place of `[...]`."""
+    if key != "entry.call.keywords[...]":
+        return key
+    keywords = data["entry"]["call"]["keywords"]
+    return f"entry.call.keywords.{next(name for name, given in keywords.items() if given == value)}"
+
+
+def _field(where: str) -> str:
+    """The last name of a place, such as `dtype` of `$.supports.dtype[0]`."""
+    return re.sub(r"(?:\[[^\]]*\])+$", "", where).rpartition(".")[2]
 
 
 def keys_of(struct: type[msgspec.Struct]) -> tuple[str, ...]:
@@ -367,7 +419,7 @@ def keys_of(struct: type[msgspec.Struct]) -> tuple[str, ...]:
 
 
 def _allowed_values(where: str) -> list[str]:
-    field = re.sub(r"(?:\[[^\]]*\])+$", "", where).rsplit(".", 1)[-1]
+    field = _field(where)
     structs: list[type[msgspec.Struct]] = [*(struct for _, struct in _structs()), Manifest]
     for struct in structs:
         for info in msgspec.structs.fields(struct):

@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+from pytest_fa.attention.dtypes import dtype_called
+
 MAX_CHARACTERS = 60  # of a value that a message shows
 KINDS = {dict: "object", list: "array", str: "str", bool: "bool", int: "int", float: "float", type(None): "null"}
 WORDS = {
@@ -44,12 +46,12 @@ def wrong_type(text: str, where: str, data: Any) -> str:  # noqa: ANN401  # any 
     if match is None:
         return f"{key}: {text}"
     expected, kind, limit = match[1].split(" | "), match[2], match[3]
-    values = [value for value in _values(data, where) if kind in (None, KINDS.get(type(value)))]
+    values = [value for value in wrong_values(data, where) if kind in (None, KINDS.get(type(value)))]
     subject = f"{key} is {_shown(values[0])}" if values and (kind or len(values) == 1) else f"{key} is wrong"
     return f"{subject}; {_what_to_write(key, expected, values[0] if values else None) if kind else _limited(limit)}"
 
 
-def _values(data: Any, where: str) -> list[Any]:  # noqa: ANN401  # any YAML value
+def wrong_values(data: Any, where: str) -> list[Any]:  # noqa: ANN401  # any YAML value
     """The values at a place; several if the place contains `[...]`."""
     values = [data]
     for field, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", where):
@@ -77,13 +79,18 @@ def _what_to_write(key: str, expected: list[str], value: Any) -> str:  # noqa: A
     name = key.rpartition(".")[2]
     is_scalar = isinstance(value, (str, int)) and not isinstance(value, bool)
     if expected[0] == "array" and is_scalar:
-        text = str(value)
+        text = _with_dtypes(str(value)) if name == "dtype" else str(value)
         return f"write `{name}: [{text if _PLAIN.fullmatch(text) else json.dumps(text)}]`"
     if expected[0] == "object" and (line := _source_line(name, value) or EXAMPLES.get(name)):
         return f"write {'keys and values' if name == 'the manifest' else 'a mapping'}, such as `{line}`"
     if name in TEXTS and is_scalar:
         return f"it must be text; write `{name}: {json.dumps(str(value))}`"
     return f"it must be {' or '.join(WORDS[kind] for kind in expected if kind in WORDS)}"
+
+
+def _with_dtypes(text: str) -> str:
+    """One word or several with commas, with the names of dtypes as a manifest has them."""
+    return ", ".join(dtype_called(word.strip()) or word.strip() for word in text.split(","))
 
 
 def _source_line(name: str, value: Any) -> str | None:  # noqa: ANN401  # any YAML value

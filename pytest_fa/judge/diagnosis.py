@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
+from pytest_fa.attention.not_judged import remark
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
@@ -109,7 +110,8 @@ def _cause(
 ) -> str:
     """The first explanation that fits; empty if none does."""
     if repeats is not None and repeats.differing:
-        return "the output changes from call to call: a race, or a read of memory that the kernel never wrote"
+        words = "the output changes from call to call: a race, or a read of memory that the kernel never wrote"
+        return f"{words}{remark('dropout', ', or dropout')}"
     if nonfinite := explain_nonfinite(wrong.out, bad, inputs, wrong.computes):
         return nonfinite
     is_zero = not bool(wrong.out.any())

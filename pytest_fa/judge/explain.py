@@ -32,6 +32,7 @@ from pytest_fa.judge.key_ranges import likely_ranges
 from pytest_fa.judge.memory_mistakes import DTYPE_NAMES, OTHER_16_BIT
 from pytest_fa.judge.mistaken import Predictor, Selection, scores_needed
 from pytest_fa.judge.mistakes import attention_mistakes
+from pytest_fa.judge.other_kinds import likely_windows, sinks
 from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.policies import rms, ulp
 from pytest_fa.judge.rearranged import (
@@ -165,7 +166,8 @@ def _candidates(wrong: WrongOutput, predictor: Predictor) -> Iterator[Mistake]:
     """Listed mistakes, and those that are fitted to the output, without equal ones."""
     words: set[str] = set()
     listed, ranges = attention_mistakes(predictor.inputs), likely_ranges(predictor, wrong.out.double())
-    for mistake in itertools.chain(listed, ranges, _fitted(wrong)):
+    windows = likely_windows(predictor, wrong.out.double())
+    for mistake in itertools.chain(listed, ranges, windows, _fitted(wrong)):
         if mistake.words not in words or mistake.moves_elements:
             yield mistake
         words.add(mistake.words)
@@ -247,6 +249,9 @@ def _row_factors(wrong: WrongOutput, predictor: Predictor, selection: Selection)
     mistake = rows_scaled(wrong.out.double(), wrong.truth.out, wrong.out.dtype)
     if mistake is None:
         return Explanation()
+    sink = sinks(selection.of(wrong.out).double(), selection.of_truth(wrong.truth), predictor, selection)
+    if sink and (explanation := _explanation(wrong, [MistakeResult(*sink)], selection)):
+        return explanation
     return _explanation(wrong, [MistakeResult(mistake.words, predictor.predict(mistake, selection))], selection)
 
 

@@ -109,6 +109,15 @@ class Predictor:
         positions = self._positions(inputs, Mistake(""), selection)
         return exponentials(parts.changed_scores(inputs, scores, positions), _hidden(inputs, Mistake(""), positions))
 
+    def row_sums(self, selection: Selection) -> torch.Tensor:
+        """The log of the sum of exp(S) of the selection without any mistake, [b, h, rows]; -inf without a key."""
+        inputs, plain = self.inputs, Mistake("")
+        k = of_heads(inputs.k, inputs.q, selection).double()
+        positions = self._positions(inputs, plain, selection)
+        scores = (selection.of(inputs.q).double() * inputs.scale) @ k.transpose(2, 3)
+        changed = parts.changed_scores(inputs, scores, positions)
+        return changed.masked_fill(_hidden(inputs, plain, positions), -math.inf).logsumexp(-1)
+
     @property
     def _precision(self) -> Precision:
         return Precision.of(self.inputs, self.rounds, p_in_e4m3=self.truth.spread is not None)
@@ -147,7 +156,7 @@ class Predictor:
     def _positions(self, inputs: Inputs, mistake: Mistake, selection: Selection) -> Positions:
         keys = torch.arange(inputs.k.shape[2], device=inputs.q.device)
         seq_k = (self.inputs if mistake.arrange is None else inputs).k.shape[2]  # without keys past the end
-        return Positions(selection.queries[:, None], keys, inputs.q.shape[2], seq_k)
+        return Positions(selection.queries[:, None], keys, inputs.q.shape[2], seq_k, selection.heads)
 
 
 def _hidden(inputs: Inputs, mistake: Mistake, positions: Positions) -> torch.Tensor:

@@ -13,16 +13,15 @@ from functools import partial
 import torch
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.mistake import TILES, Mistake, Positions, Weigh, exponentials
+from pytest_fa.attention.mistake import TILES, Mistake, Weigh, exponentials
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.key_ranges import key_range_mistake
 from pytest_fa.judge.memory_mistakes import memory_mistakes
 from pytest_fa.judge.mistaken import all_hidden
+from pytest_fa.judge.other_kinds import other_kinds
 
 LOG2_E = math.log2(math.e)
 HEAD_DIMS = (16, 32, 40, 48, 56, 64, 72, 80, 96, 112, 120, 128, 160, 192, 224, 256, 384, 512, 576)
-SOFT_CAPS = (5, 10, 15, 20, 25, 30, 40, 50, 100)
-WINDOWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 FINITE_STARTS = (0.0, -1e4, -5e4)  # 1e-30 and the like give what 0 gives
 
 
@@ -33,7 +32,7 @@ def attention_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     yield from parts.mistakes(inputs)
     yield from _softmax_mistakes(inputs)
     yield from _online_mistakes(inputs)
-    yield from _window_mistakes(inputs)
+    yield from other_kinds(inputs)
     yield from _range_mistakes(inputs)
     yield from _head_mistakes(inputs)
     yield from _operand_mistakes(inputs)
@@ -160,25 +159,9 @@ def _softmax_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     if inputs.q.shape[2] > 1:
         words = "the softmax is taken over the queries, not over the keys: look at the axis of max and sum"
         yield Mistake(words, weigh=_over_queries, needs_all_queries=True)
-    words = "exp(0 - max) is added to the row sum: an attention sink of 0 is on, or a key of zeros is counted"
-    yield Mistake(words, weigh=_with_sink)
-    for cap in SOFT_CAPS:
-        words = f"the scores are {cap} tanh(S / {cap}): a soft cap of {cap} is on"
-        yield Mistake(words, score=partial(_soft_capped, inputs, cap))
     for start in FINITE_STARTS:
         words = f"the row maximum starts at {start:g}: exp underflows where all scores are far below, start at -inf"
         yield Mistake(words, weigh=partial(_finite_start, start, inputs.output_dtype))
-
-
-def _with_sink(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    s = scores.masked_fill(hidden, -math.inf)
-    most = s.amax(-1, keepdim=True).clamp_min(0.0)  # the sink's score takes part
-    p = torch.exp(s - most)
-    return p, p.sum(-1, keepdim=True) + torch.exp(-most)
-
-
-def _soft_capped(inputs: Inputs, cap: float, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
-    return cap * torch.tanh(parts.changed_scores(inputs, scores, positions) / cap)
 
 
 def _finite_start(
@@ -254,27 +237,7 @@ def _running_maximum(scores: torch.Tensor, tile: int, backwards: bool) -> torch.
     return running.repeat_interleave(tile, -1)[..., :keys]
 
 
-# -- windows and ranges -----------------------------------------------------------------------------------------------
-
-
-def _window_mistakes(inputs: Inputs) -> Iterator[Mistake]:
-    """Sliding windows, aligned as the mask; without a mask, they may also hide the keys behind a query."""
-    queries, keys, causal = inputs.q.shape[2], inputs.k.shape[2], inputs.word("causal")
-    shifts = {"none": (0, keys - queries), "top_left": (0,), "bottom_right": (keys - queries,)}.get(causal, (0,))
-    for shift in dict.fromkeys(shifts):
-        aligned = " from the bottom right" if shift and causal == "none" else ""
-        for size in sorted({size + more for size in WINDOWS for more in (0, 1)}):
-            if size < min(queries + shift, keys):
-                words = f"only the last {size} keys up to the query are seen{aligned}: a sliding window is on"
-                yield Mistake(words, hide=partial(_outside_window, inputs, shift, size, math.inf))
-                if causal == "none" and not shift:
-                    words = f"only keys less than {size} away from the query are seen: a sliding window is on"
-                    yield Mistake(words, hide=partial(_outside_window, inputs, shift, size, size))
-
-
-def _outside_window(inputs: Inputs, shift: int, back: float, ahead: float, positions: Positions) -> torch.Tensor:
-    distance = positions.queries + shift - positions.keys
-    return all_hidden(inputs, positions) | (distance >= back) | (-distance >= ahead)
+# -- ranges ---------------------------------------------------------------------------------------------------------
 
 
 def _range_mistakes(inputs: Inputs) -> Iterator[Mistake]:

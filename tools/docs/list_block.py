@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_fa.attention import parts
+from pytest_fa.attention import not_judged, parts
+from pytest_fa.attention.dtypes import DTYPES
 from pytest_fa.attention.part import Part, shown
 from pytest_fa.features.selftest.exploit_lines import exploit_rows, twin_rows
 from pytest_fa.options.flags import all_options
@@ -46,10 +47,28 @@ def _claim_cells(part: Part) -> list[str]:
     return [part.summary, claims, words, f"`{part.output}`" if part.output else NOTHING]
 
 
+def _judged() -> list[list[str]]:
+    """What can be judged, and what cannot, with the nearest thing that works."""
+    rows = [
+        ["attention", "judged", "what to write, or the nearest thing that works"],
+        ["q, k and v of one dtype", "yes", f"`dtype`: {', '.join(f'`{name}`' for name in DTYPES)}"],
+        ["any head_dim, equal for Q, K and V", "yes", "`head_dim`, such as `[64, 128]`"],
+        ["any scale, also zero and negative", "yes", "the word `scale` of a call"],
+    ]
+    for part in parts.PARTS:
+        if part.supports or part.output:
+            claims = ", ".join(f"`{shown(claim)}`" for claim in part.claims)
+            key = f"`{part.supports}`: {claims}" if part.supports else f"`returns: [out, {part.output}]`"
+            rows.append([part.summary, "yes", key])
+    others = ([row.subject.rpartition(" ")[0], "no", row.instead] for row in not_judged.rows().values())
+    return [*rows, *others]
+
+
 LISTS: dict[str, Callable[[], list[list[str]]]] = {
     "options": _options,
     "tokens": _tokens,
     "claims": _claims,
+    "judged": _judged,
     "exploits": exploit_rows,
     "twins": twin_rows,
 }

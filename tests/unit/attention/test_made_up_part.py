@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import pytest_fa
-from pytest_fa.attention import parts
+from pytest_fa.attention import not_judged, parts
 from pytest_fa.attention.mistake import Positions
 from pytest_fa.attention.part import CallInputs, Part, Shape
 from pytest_fa.attention.token import Choice, Number
@@ -171,6 +171,18 @@ def test_claims_are_covered(variant_of: VariantOf) -> None:
     assert {("none", 2.0), ("top_left", 2.0), ("top_left", 0.0)} <= claims
     assert "bias: 2.0" in [each.text for each in unjudged(variant_of(), [parse_case("b1h2s64d64-fp16-seed0")])]
     assert {case.value_of("bias") for case in claim_cases(variant_of(supports=UNCLAIMED), [])} == {0.0}
+
+
+def test_it_is_no_longer_listed_as_not_judged() -> None:
+    """What a part of attention knows is not answered with `not judged`; without the part, it is."""
+    assert ("bias" in not_judged.rows(), not_judged.recognised("attn_bias")) == (False, None)
+    parts.remove(PART)
+    try:
+        assert not_judged.recognised("attn_bias") is not_judged.rows()["bias"]
+        assert not_judged.remark("bias").startswith(", which is not judged: ")
+    finally:
+        parts.add(PART)
+    assert not_judged.remark("bias") == ""
 
 
 # -- the call ---------------------------------------------------------------------------------------------------------
@@ -345,6 +357,12 @@ def test_pairs_that_no_part_hides_are_counted() -> None:
     assert (both.visible_pairs, both.flops_per_call) == (expected, 4 * 64 * expected)
     assert alone.visible_pairs == sum(key >= query - 7 for query in range(64) for key in range(64))
     assert plain.visible_pairs == 64 * 64
+
+
+@pytest.mark.usefixtures("window")
+def test_a_learned_window_changes_the_answers() -> None:
+    """With the part, a window is not answered with `not judged`; a soft cap still is."""
+    assert (not_judged.recognised("sliding_window"), "softcap" in not_judged.rows()) == (None, True)
 
 
 @pytest.mark.usefixtures("window")

@@ -31,7 +31,8 @@ FUNCTIONS: dict[str, Any] = {}
 exec(  # noqa: S102  # so that no function has unused arguments
     """
 def flash(q, k, v, softmax_scale=None, is_causal=False): pass
-def with_dropout(query, key, value, dropout_p, *, causal): pass
+def with_block(query, key, value, block, *, causal): pass
+def with_dropout(query, key, value, dropout_p, sinks, *, causal): pass
 def three(q, k, v): pass
 def into_out(q, k, v, out): pass
 def plain(q, k, v, *, scale, causal="none", out=None): pass
@@ -47,7 +48,7 @@ LIBRARY: Any = torch.library.Library
     ("function", "line"),
     [
         ("flash", "arguments: [q, k, v, scale, causal]"),
-        ("with_dropout", "arguments: [q, k, v], keywords: {dropout_p: VALUE, causal: causal}"),
+        ("with_block", "arguments: [q, k, v], keywords: {block: VALUE, causal: causal}"),
         ("three", "arguments: [q, k, v]"),
         ("into_out", "arguments: [q, k, v, out]"),
     ],
@@ -59,7 +60,13 @@ def test_the_line_for_another_signature_is_given(function: str, line: str) -> No
     assert problem.startswith(
         "it is called as f(q, k, v, scale=scale, causal=causal, out=out), but its parameters are ("
     )
-    assert problem.endswith(f'; write in variant.yaml `entry: {{target: "entry:forward", call: {{{line}}}}}`')
+    value = ", with a value in place of VALUE" if "VALUE" in line else ""
+    assert problem.endswith(f'; write in variant.yaml `entry: {{target: "entry:forward", call: {{{line}}}}}`{value}')
+
+
+def test_what_is_not_judged_is_switched_off(snapshot: SnapshotAssertion) -> None:
+    """A parameter of what is not judged gets the value that switches it off, and the message says so."""
+    assert snapshot == signature_problem(FUNCTIONS["with_dropout"], PYTHON)
 
 
 @pytest.mark.parametrize("function", [FUNCTIONS["plain"], FUNCTIONS["anything"], SDPA])

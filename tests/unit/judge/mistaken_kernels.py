@@ -265,6 +265,26 @@ def with_sink(i: Inputs) -> torch.Tensor:
     return (times_v(p, i) / (p.sum(-1, keepdim=True) + torch.exp(-m))).to(i.q.dtype)
 
 
+def with_sinks(i: Inputs, *sinks: float) -> torch.Tensor:
+    """A key of its own score for each head takes part in the softmax and has no value; the heads take turns."""
+    s = scores_of(i).masked_fill(hidden_keys(i), -math.inf)
+    of_heads = torch.tensor([sinks[head % len(sinks)] for head in range(i.q.shape[1])])
+    sink = of_heads[:, None, None].expand(*s.shape[:3], 1)
+    return times_v(torch.softmax(torch.cat([s, sink], -1), -1)[..., :-1], i).to(i.q.dtype)
+
+
+def with_alibi(i: Inputs, *, by_distance: bool = True) -> torch.Tensor:
+    """A slope of each head times the distance of query and key is subtracted, or times the key's index is added."""
+    heads, rows, keys = i.q.shape[1], i.q.shape[2], i.k.shape[2]
+    power = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    slopes += [2 ** (-4 * (2 * head + 1) / power) for head in range(heads - power)]
+    shift = keys - rows if i.causal == "bottom_right" else 0
+    bias = -(torch.arange(rows)[:, None] + shift - torch.arange(keys)).abs() if by_distance else torch.arange(keys)
+    s = scores_of(i) + torch.tensor(slopes)[:, None, None] * bias
+    return times_v(torch.softmax(s.masked_fill(hidden_keys(i), -math.inf), -1).nan_to_num(0.0), i).to(i.q.dtype)
+
+
 def windowed(i: Inputs, size: int, *, both_sides: bool = False) -> torch.Tensor:
     """Each query sees the last `size` keys up to its own position; or fewer than `size` on both sides."""
     rows, keys = i.q.shape[2], i.k.shape[2]
@@ -436,7 +456,18 @@ MISTAKES: dict[str, Mistaken] = {
     "attention sink of 0": Mistaken(
         with_sink, ("attention sink of 0", "times what it should be", "a multiple of the right row")
     ),
+    "attention sink of 1.5": Mistaken(
+        lambda i: with_sinks(i, 1.5),
+        ("attention sink of 1.5", "times what it should be", "a multiple of the right row"),
+    ),
+    "attention sink by head": Mistaken(
+        lambda i: with_sinks(i, 1.0, 2.0, 3.0),
+        ("attention sink", "times what it should be", "a multiple of the right row"),
+    ),
+    "ALiBi": Mistaken(with_alibi, ("ALiBi is on",)),
+    "ALiBi by key": Mistaken(lambda i: with_alibi(i, by_distance=False), ("ALiBi is on",)),
     "window of 32": Mistaken(lambda i: windowed(i, 32), ("only the last 32 keys",)),
+    "window of 50": Mistaken(lambda i: windowed(i, 50), ("only the last 50 keys",)),
     "window of 32 on both sides": Mistaken(
         lambda i: windowed(i, 32, both_sides=True), ("less than 32 away", "only the last 32 keys")
     ),
@@ -477,6 +508,13 @@ def noise(i: Inputs, seed: int = 7) -> torch.Tensor:
     return torch.randn(i.q.shape, generator=torch.Generator().manual_seed(seed))
 
 
+def with_random_bias(i: Inputs) -> torch.Tensor:
+    """A number of its own is added to the score of each query and key."""
+    s = scores_of(i)
+    s = s + torch.randn(s.shape[2:], generator=torch.Generator().manual_seed(5))
+    return times_v(torch.softmax(s.masked_fill(hidden_keys(i), -math.inf), -1).nan_to_num(0.0), i).to(i.q.dtype)
+
+
 def one_element(i: Inputs) -> torch.Tensor:
     """One element is wrong."""
     out = attend(i)
@@ -501,6 +539,7 @@ UNLISTED: dict[str, Mistaken] = {
     "one element wrong": Mistaken(one_element, ()),
     "rows shuffled": Mistaken(shuffled_rows, ("another order", "holds", "copies of others")),
     "squared": Mistaken(lambda i: (attend(i).float() ** 2).to(i.q.dtype), ()),
+    "random bias": Mistaken(with_random_bias, ()),
     "shifted by a constant": Mistaken(lambda i: (attend(i).float() + 0.1).to(i.q.dtype), ()),
     "even rows doubled": Mistaken(
         lambda i: attend(i) * (1 + (torch.arange(i.q.shape[2]) % 2 == 0).to(i.q.dtype))[:, None], ("multiple of",)

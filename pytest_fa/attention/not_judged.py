@@ -1,0 +1,149 @@
+"""What attention functions have and no part of attention judges: its names, and the nearest thing that works.
+
+A row is dropped as soon as a part, a dtype or a value of a claim has one of its names: what is judged is not listed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from pytest_fa.attention import parts
+from pytest_fa.attention.dtypes import DTYPES
+
+Off = float | tuple[int, int] | None
+
+
+class UnjudgedKind(NamedTuple):
+    """One thing that is not judged.
+
+    `subject` ends with its verb.  `names` is the pattern of the manifest's keys and values, and of parameters.  `off`
+    has the values that switch it off as an argument: those of parameters whose name matches a pattern.  Without any, an
+    adapter is needed.
+    """
+
+    subject: str
+    names: str
+    instead: str
+    off: tuple[tuple[str, Off], ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.subject} not judged; {self.instead}"
+
+    def matches(self, name: str) -> bool:
+        """Whether a name stands for it."""
+        return re.fullmatch(self.names, name.lower().replace("-", "_")) is not None
+
+    def advice_for(self, parameter: str, line: str) -> str:
+        """The answer to a parameter in `entry.call`: what to write, with `{}` for the value, or where an adapter is."""
+        off = self.value_for(parameter)
+        value = written(off[0]) if off else None
+        if value is None:
+            return f"{self}: drop `call`, and the run prints the adapter's lines"
+        return f"{self}: write {line.format(value)}"
+
+    def value_for(self, parameter: str) -> tuple[Off, ...]:
+        """The value that switches it off if a parameter gets it; empty if no value does."""
+        return tuple(value for pattern, value in self.off if re.fullmatch(pattern, parameter.lower()))[:1]
+
+
+_ROWS = {
+    "window": UnjudgedKind(
+        "a sliding window is",
+        r"(sliding_?)?windows?(_?sizes?)?(_(left|right))?|local(_attention|_window)?|swa",
+        "judge the kernel with its window off",
+        ((r".*(left|right)", -1), (r"window_size", (-1, -1)), (r".*", None)),
+    ),
+    "softcap": UnjudgedKind(
+        "a soft cap of the scores is",
+        r"((attn_|attention_)?logits?_?)?soft_?cap(ping)?|logits?_cap|tanh_cap",
+        "judge the kernel with its cap off, usually 0",
+        ((r".*", 0.0),),
+    ),
+    "sink": UnjudgedKind(
+        "an attention sink is",
+        r"(attn_|attention_|learnable_|s_)?sinks?(_tokens?|_bias)?",
+        "judge the kernel without sinks",
+        ((r".*", None),),
+    ),
+    "bias": UnjudgedKind(
+        "a bias that is added to the scores is",
+        r"((attn|attention|score|position|relative|rel_pos)_)?bias|rel_pos|score_mod",
+        "judge the kernel without a bias",
+        ((r".*", None),),
+    ),
+    "mask": UnjudgedKind(
+        "a mask other than the causal one is",
+        r"((attn|attention|key_padding|padding|custom|block|arbitrary|boolean|prefix)_)?mask(_mod)?|prefix(_lm)?|block_sparse",
+        "judge the kernel without a mask, or with `causal: [top_left]`",
+        ((r".*", None),),
+    ),
+    "alibi": UnjudgedKind(
+        "ALiBi is",
+        r"(use_)?alibi(_slopes|_bias)?|slopes",
+        "judge the kernel without slopes",
+        ((r".*", None),),
+    ),
+    "dropout": UnjudgedKind(
+        "dropout is",
+        r"(attn_|attention_)?dropout(_p|_prob|_rate)?|p_dropout",
+        "judge the kernel with a probability of 0",
+        ((r".*", 0.0),),
+    ),
+    "head_dim_v": UnjudgedKind(
+        "a V with another head_dim than Q and K is",
+        r"head_dim_?(v|vo|value)|d_v|v_head_dim|head_size_v|d_vo",
+        "judge the kernel with equal ones: `head_dim: [D]`",
+    ),
+    "ragged": UnjudgedKind(
+        "a batch of sequences with different lengths is",
+        r"cu_?seq_?lens?(_?(q|k|kv))?|max_?seq_?lens?(_?(q|k|kv))?|seq_?lens?(_?(q|k|kv))?|seqused_?(q|k)|((qo|kv)_)?indptr"
+        r"|var_?len|ragged|jagged|thd|packed_varlen",
+        "judge the kernel with equal lengths, through an adapter",
+    ),
+    "paged": UnjudgedKind(
+        "a paged cache of keys and values is",
+        r"(block|page)_tables?|page_size|paged(_?kv)?(_cache)?|(k|v|kv|key|value)_?cache|cache_?seq_?lens?|kv_indices",
+        "judge the kernel with pages in order, through an adapter",
+    ),
+    "packed": UnjudgedKind(
+        "one tensor with Q, K and V is",
+        r"(packed_)?q?kv(_?packed)?|sb3hd|bs3hd|bsh3d",
+        "judge the kernel through an adapter that packs them",
+    ),
+    "backward": UnjudgedKind(
+        "the backward pass is",
+        r"backward|bwd|d(o|out|q|k|v)|grad(ients?)?(_(out|output|q|k|v))?",
+        "judge the forward pass, and compare gradients with those of torch.autograd in a test of your own",
+    ),
+    "int8": UnjudgedKind(
+        f"a dtype besides {', '.join(DTYPES[:-1])} and {DTYPES[-1]} is",
+        r"u?int(4|8)|fp(4|6)|nvfp4|mxfp\d|(fp8_|float8_)?e5m2(fnuz)?|f(p|loat)64|double|tf32|(kv|q|k|v|qk|cache)_dtype",
+        "judge the kernel with one of them for q, k and v together",
+    ),
+}
+
+
+def written(value: Off) -> str | None:
+    """A value as a manifest writes it; None for one that it cannot write."""
+    return None if isinstance(value, tuple) else "null" if value is None else str(value)
+
+
+def rows() -> dict[str, UnjudgedKind]:
+    """What is not judged: the rows of which no part of attention has a name."""
+    known = [*DTYPES, "attention", "scores"]
+    for part in parts.PARTS:
+        claims = (claim for claim in part.claims if isinstance(claim, str))
+        known += [part.name, part.supports, part.output, *part.words, *claims]
+    return {key: row for key, row in _ROWS.items() if not any(row.matches(name) for name in known if name)}
+
+
+def recognised(name: object) -> UnjudgedKind | None:
+    """What a name stands for that is not judged, or None."""
+    return next((row for row in rows().values() if isinstance(name, str) and row.matches(name)), None)
+
+
+def remark(key: str, before: str = "") -> str:
+    """What the end of a sentence says of something, after `before`; empty once it is judged."""
+    row = rows().get(key)
+    return f"{before}, which is not judged: {row.instead}" if row else ""
