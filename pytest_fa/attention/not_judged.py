@@ -143,7 +143,7 @@ def recognised(name: object) -> UnjudgedKind | None:
     return next((row for row in rows().values() if isinstance(name, str) and row.matches(name)), None)
 
 
-def remark(key: str, before: str = "") -> str:
-    """What the end of a sentence says of something, after `before`; empty once it is judged."""
+def remark(key: str) -> str:
+    """What the end of a sentence says of something; empty once it is judged."""
     row = rows().get(key)
-    return f"{before}, which is not judged: {row.instead}" if row else ""
+    return f", which is not judged: {row.instead}" if row else ""

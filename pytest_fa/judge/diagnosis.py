@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from pytest_fa.attention.not_judged import remark
+from pytest_fa.attention import not_judged
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
@@ -111,7 +111,7 @@ def _cause(
     """The first explanation that fits; empty if none does."""
     if repeats is not None and repeats.differing:
         words = "the output changes from call to call: a race, or a read of memory that the kernel never wrote"
-        return f"{words}{remark('dropout', ', or dropout')}"
+        return f"{words}, or dropout, which is not judged" if "dropout" in not_judged.rows() else words
     if nonfinite := explain_nonfinite(wrong.out, bad, inputs, wrong.computes):
         return nonfinite
     is_zero = not bool(wrong.out.any())
