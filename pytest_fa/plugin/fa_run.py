@@ -25,7 +25,7 @@ from pytest_fa.plugin.state import (
 )
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.text import printable
-from pytest_fa.session.machine_problem import machine_problem, start_problem
+from pytest_fa.session.machine_problem import machine_problem, start_problem, torch_problem
 from pytest_fa.session.refusals import AlreadyReported, CannotRun, ChangedMeanwhile, NotJudged, Refused
 from pytest_fa.table.failure import failure_text
 
@@ -90,7 +90,7 @@ class FaRun:
         except (AlreadyReported, CannotRun, LockProblem) as problem:
             obstacle = problem
         except WorkerError as problem:
-            obstacle = NotJudged(start_problem(str(problem)))
+            obstacle = self._not_started(str(problem))
         finally:
             self.take_output()
         options = self.session.options
@@ -105,6 +105,15 @@ class FaRun:
             details = [line for lines in self.node.config.hook.pytest_fa_details(record=record) for line in lines]
             pytest.fail(failure_text(record, details), pytrace=False)
         return record
+
+    def _not_started(self, text: str) -> NotJudged | AlreadyReported:
+        """Why no worker process starts.  Another test may have said already that torch cannot be imported."""
+        if torch_problem(text):
+            try:
+                self.first_reports.note_no_torch(self.node.nodeid)
+            except AlreadyReported as reported:
+                return reported
+        return NotJudged(start_problem(text))
 
     def end_without_verdict(self, obstacle: Exception | None) -> NoReturn:
         """Skip the test, or fail it if the obstacle must not be there."""

@@ -7,14 +7,16 @@ imports nothing more of this package.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_fa.errors import FaError, LockProblem, ToolchainError, UnusableRun
+from pytest_fa.errors import FaError, LockProblem, ToolchainError, UnusableRun, UsageProblem
 from pytest_fa.feature import Feature, features
 from pytest_fa.options import command_line, options
+from pytest_fa.options.options import Options
 from pytest_fa.plugin import markers, servers
 from pytest_fa.plugin.asked import Selected, require_asked_tests
 from pytest_fa.plugin.fa_benchmark import FaBenchmark
@@ -50,6 +52,7 @@ from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import to_builtins
 from pytest_fa.records.text import printable
 from pytest_fa.session.builds import runs_here
+from pytest_fa.session.machine_problem import without_torch
 
 NO_PATH = "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
 
@@ -105,6 +108,7 @@ class KernelRun:
         if servers.runs_kernels(self._config):
             session = session_of(self._config)
             if any(runs_here(variant) for variant in session.run_plan.plan.runnable):
+                _require_torch(self.options)
                 session.start_servers()
             else:
                 session.close()
@@ -271,3 +275,9 @@ class KernelRun:
         elif WORKERS_KEY in config.stash:
             config.stash[WORKERS_KEY].close()
         release_imports(config)
+
+
+def _require_torch(options: Options) -> None:
+    """Raise `UsageProblem` if this environment has no torch, without which no kernel runs; nothing imports it here."""
+    if find_spec("torch") is None and not options.static:
+        raise UsageProblem(without_torch("No module named 'torch'"))

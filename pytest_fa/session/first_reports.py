@@ -33,6 +33,8 @@ class FirstReports:
         self._met: dict[str, tuple[str, tuple[str, str] | None]] = {}  # test -> variant that it cannot use, wrong case
         self._failed_builds: dict[BuildFailure, str] = {}  # a compilation that several variants share -> the test
         self._met_builds: dict[str, list[BuildFailure]] = {}  # test -> those that it met
+        self._met_torch: set[str] = set()  # the tests for which torch could not be imported
+        self._without_torch = ""  # the first of them that has failed
 
     def build(self, test: str, variant: Variant | BrokenVariant) -> Record:
         """Judge the builds of a variant.
@@ -79,6 +81,15 @@ class FirstReports:
         if first and first != test:
             raise AlreadyReported(f"{otherwise}: {_name(first)} failed")
 
+    def note_no_torch(self, test: str) -> None:
+        """Take note that torch cannot be imported.  Raises `AlreadyReported` if another test has failed with that."""
+        self._require_torch(test)
+        self._met_torch.add(test)
+
+    def _require_torch(self, test: str) -> None:
+        if self._without_torch not in ("", test):
+            raise AlreadyReported(f"torch cannot be imported (see {_name(self._without_torch)})")
+
     def note_failure(self, test: str) -> None:
         """Take note that a test has really failed: from now on, it reports the fault that it met."""
         variant, wrong_case = self._met.pop(test, ("", None))
@@ -86,6 +97,8 @@ class FirstReports:
             self._unusable.setdefault(variant, test)
         if wrong_case:
             self._wrong.setdefault(wrong_case, test)
+        if test in self._met_torch:
+            self._without_torch = self._without_torch or test
         for failure in self._met_builds.pop(test, ()):
             self._failed_builds.setdefault(failure, test)
 
@@ -108,6 +121,7 @@ class FirstReports:
 
         Only a failed build is recorded for every case; a fault of the entry is recorded once, with its message.
         """
+        self._require_torch(test)
         first = self._unusable.get(variant.name, test)
         if first == test:
             return

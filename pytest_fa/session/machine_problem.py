@@ -29,6 +29,7 @@ MEMORY_WORDS = (
     "can't start new thread",
     "Resource temporarily unavailable",
 )
+IMPORT_ERRORS = ("ModuleNotFoundError: ", "ImportError: ", "OSError: ")
 
 
 def machine_problem(record: Record, folders: Iterable[Path]) -> str:
@@ -74,8 +75,25 @@ def limit_problem(text: str) -> str:
     return ""
 
 
+def torch_problem(text: str) -> str:
+    """Return that torch cannot be imported, if the output of processes that do not start ends with that error."""
+    last_line = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+    is_import = last_line.startswith(IMPORT_ERRORS) and ("import torch" in text or "'torch'" in last_line)
+    return without_torch(last_line) if is_import and not full_folder(text, ()) else ""
+
+
+def without_torch(error: str) -> str:
+    """Return what a user without a working torch is told, and what to type."""
+    return (
+        f"torch cannot be imported ({error}), so no kernel can run: type `pip install torch`; "
+        "`python -m pytest_fa doctor` says what else is missing"
+    )
+
+
 def start_problem(text: str) -> str:
     """Return one sentence about worker processes that do not start, from the error and the end of their output."""
+    if problem := torch_problem(text):
+        return problem
     first_line, *lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     reason = limit_problem(text) or full_folder(text, ())
     last_line = f" ({lines[-1]})" if lines else ""
