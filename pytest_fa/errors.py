@@ -17,6 +17,8 @@
     `-- WrongResult        a kernel gave a wrong result; `caught_by` names the checks that detected it
         `-- Tampering      a variant did what only tampering with the judge does
 
+`Interrupted` is no `FaError` but Ctrl-C itself, with what it interrupted.
+
 Each message names the thing, the value found and what is allowed.  Only the package `plugin` converts `UsageProblem`
 to `pytest.UsageError`.
 """
@@ -29,6 +31,10 @@ from collections.abc import Iterable
 
 class FaError(Exception):
     """The base class of all errors that pytest-fa raises."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C; the message says what was interrupted, and what the user may do next."""
 
 
 class UsageProblem(FaError):

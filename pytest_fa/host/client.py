@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 import msgspec
 
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.errors import Interrupted
 from pytest_fa.host.answers import (
     ChangedArm,
     LostWorker,
@@ -25,6 +26,7 @@ from pytest_fa.host.answers import (
     result_without_worker,
     shortened,
 )
+from pytest_fa.host.awaited import Awaited, ShowWait, awaited_name
 from pytest_fa.host.fork_server import (
     START_SECONDS,
     ForkServer,
@@ -75,11 +77,13 @@ class Workers:
     """One server, a judge, and the candidates of the current job.  A process that crashes or hangs is replaced.
 
     If two processes cannot share memory on this machine, judge and variant share one process; `unprotected` then has
-    the reason.  `show_live` gets what a variant prints soon after it was printed, if it is set.  With `gpu_uuid`, the
-    processes see only this GPU.  When `stop` is set, the current job raises `Abandoned`.
+    the reason.  `show_live` gets what a variant prints soon after it was printed, if it is set, and `show_wait` every
+    second what a job waits for.  With `gpu_uuid`, the processes see only this GPU.  When `stop` is set, the current job
+    raises `Abandoned`.
     """
 
     show_live: Live | None = None
+    show_wait: ShowWait | None = None
     stop: StopSignal | None = None
 
     def __init__(self, cache: Path | None = None, gpu_uuid: str | None = None) -> None:
@@ -92,6 +96,7 @@ class Workers:
         self.unprotected = ""
         self._has_judged = False
         self._printed = OutputTail()
+        self._awaited: Callable[[], Awaited] = lambda: Awaited("nothing", "", 0.0, 0.0)
 
     def __enter__(self) -> Self:
         return self
@@ -293,14 +298,29 @@ class Workers:
         output: JobOutput,
         last: list[Progress],
     ) -> AnyResult:
-        """Receive progress messages until the result; `last` holds the last one.  Raises `TimeoutError`."""
+        """Receive progress messages until the result; `last` holds the last one.
+
+        Raises `TimeoutError`, and `Interrupted` at Ctrl-C.
+        """
         job_deadline = time.monotonic() + MAX_JOB_SECONDS
-        while self._wait(server, worker, output, min(time.monotonic() + last[0].seconds, job_deadline)):
-            answer = printable_struct(decode_answer(worker.channel.receive()))
-            if isinstance(answer, kind):
-                return msgspec.structs.replace(answer, **shortened(answer))
-            last[0] = checked_progress(answer, job)
+        try:
+            while self._wait(server, worker, output, min(self._begin_wait(job, last[0]), job_deadline)):
+                answer = printable_struct(decode_answer(worker.channel.receive()))
+                if isinstance(answer, kind):
+                    return msgspec.structs.replace(answer, **shortened(answer))
+                last[0] = checked_progress(answer, job)
+        except KeyboardInterrupt:
+            raise Interrupted(f"was waiting for {self._awaited()}") from None
+        finally:
+            if self.show_wait:
+                self.show_wait(None)
         raise TimeoutError
+
+    def _begin_wait(self, job: Job, progress: Progress) -> float:
+        """Begin to wait for the next message of a job, and return the time at which its process has hung."""
+        start, name = time.monotonic(), awaited_name(job)
+        self._awaited = lambda: Awaited(name, progress.stage, time.monotonic() - start, progress.seconds)
+        return start + progress.seconds
 
     @contextlib.contextmanager
     def _ended_if_lost(self, last: list[Progress]) -> Iterator[None]:
@@ -323,6 +343,8 @@ class Workers:
         while (left := deadline - time.monotonic()) > 0:
             is_readable = worker.channel.wait(min(left, output.slice_seconds), *others)
             output.show_new()
+            if self.show_wait and not is_readable:
+                self.show_wait(self._awaited())
             require_unset(self.stop)
             if is_readable:
                 if not worker.channel.wait(0):  # only the process has ended; another one may hold its socket

@@ -22,6 +22,7 @@ from pytest_fa.plugin.state import (
     first_reports_of,
     live_output,
     session_of,
+    status_of_wait,
 )
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.text import printable
@@ -49,6 +50,7 @@ class FaRun:
         self.first_reports = first_reports_of(node.config)
         self._live = live_output(node.config)
         self.session.runner.show_live(self._live)
+        self.session.runner.show_wait(status_of_wait(node.config))
         self.session.asked_by(other_plugins(node.config), own_test_id(node))
 
     def build(self, variant: Variant | BrokenVariant) -> Record:

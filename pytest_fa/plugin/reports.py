@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable
 
 import pytest
 
+from pytest_fa.errors import Interrupted
 from pytest_fa.options import command_line
 from pytest_fa.plugin.asked import unheeded
 from pytest_fa.plugin.keys import OPTIONS_KEY
@@ -84,6 +85,14 @@ class Reports:
             paths = " ".join(session.config.args)
             command = command_line.command_with_suite(session.config)
             terminal.write_line(f"fa: no test in {paths}; the shipped suite tests kernels: {command}")
+
+    @pytest.hookimpl(trylast=True)  # after the terminal reporter, which would show the place in our code
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Show what Ctrl-C interrupted; with --full-trace, pytest shows where."""
+        terminal = self._config.pluginmanager.getplugin("terminalreporter")
+        crash = getattr(getattr(terminal, "_keyboardinterrupt_memo", None), "reprcrash", None)
+        if crash and isinstance(excinfo.value, Interrupted) and not self._config.option.fulltrace:
+            crash.message = f"interrupted: {excinfo.value}"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the table, the notes and the paths of the records."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_fa.build.late_imports import LateImports
+from pytest_fa.host.awaited import Awaited, ShowWait
 from pytest_fa.locks import tells_wait, to_stderr
 from pytest_fa.plugin.files_before import FilesBefore
 from pytest_fa.plugin.keys import OPTIONS_KEY, WORKERS_KEY
@@ -68,6 +69,21 @@ def live_output(config: pytest.Config) -> Callable[[str], None] | None:
             terminal.write_line(f"[worker] {line}")
 
     return write
+
+
+def status_of_wait(config: pytest.Config) -> ShowWait | None:
+    """A function that shows in the status line what a job waits for; None in a run without a status line."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is None or STATUS_LINE_KEY not in config.stash:
+        return None
+    line = config.stash[STATUS_LINE_KEY]
+
+    def show(awaited: Awaited | None) -> None:
+        if line.note_wait(awaited):
+            with capture.global_and_fixture_disabled():
+                line.draw()
+
+    return show
 
 
 def progress_line(config: pytest.Config) -> Callable[[str], None]:

@@ -1,6 +1,7 @@
-"""The line below pytest's own progress that says how many tests are done and how long the others will take.
+"""The line below pytest's own progress: how many tests are done, how long the others will take, what is awaited.
 
 It is shown on a terminal only, in a run that takes more than 5 s, and it is erased before pytest writes anything else.
+A kernel that reports no progress for 5 s is named, with the stage and the time after which it is ended as a hang.
 A log file therefore never contains it.
 """
 
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
+    from pytest_fa.host.awaited import Awaited
+
 SHOWN_AFTER_SECONDS = 5.0
 ERASE = "\n\x1b[2K"  # go to the next line and erase it
 
@@ -28,6 +31,7 @@ class StatusLine:
         self._seconds: dict[str, float] = defaultdict(float)  # of all tests so far, by function
         self._done: Counter[str] = Counter()  # tests, by function
         self._total, self._start, self._is_drawn = 0, now(), False
+        self._awaited: Awaited | None = None
 
     def begin(self, names: dict[str, str]) -> None:
         """Start with these tests: the name of the test function by node id."""
@@ -43,10 +47,19 @@ class StatusLine:
         if name := self._names.pop(nodeid, None):
             self._done[name] += 1
 
+    def note_wait(self, awaited: Awaited | None) -> bool:
+        """Name what a job waits for if that takes long; return whether the line changes."""
+        was_named = self._awaited is not None
+        self._awaited = awaited if awaited and awaited.seconds >= SHOWN_AFTER_SECONDS else None
+        return was_named or self._awaited is not None
+
     @property
     def text(self) -> str:
-        """The line; empty in the first seconds, before the first test is done, and after the last one."""
+        """The line; empty in the first seconds, and, unless a kernel is awaited, before the first test is done."""
         elapsed, done = self._now() - self._start, self._total - len(self._names)
+        if self._awaited and self._names:
+            limit = f"a hang after {self._awaited.limit_seconds:.0f} s"
+            return f"fa: waiting for {self._awaited}, {limit}; {done} of {self._total} tests"
         if elapsed < SHOWN_AFTER_SECONDS or not done or not self._names:
             return ""
         return f"fa: {done} of {self._total} tests, about {_duration(self._seconds_left(elapsed / done))} left"
@@ -56,6 +69,8 @@ class StatusLine:
         if text := self.text:
             self._write(text[: self._terminal._tw.fullwidth - 1])  # noqa: SLF001
             self._is_drawn = True
+        else:
+            self.clear()
 
     def clear(self) -> None:
         """Erase the line if it is shown."""

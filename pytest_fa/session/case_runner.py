@@ -15,6 +15,7 @@ from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.properties import MAY_REFUSE, applies, case_of_property, declared_against
 from pytest_fa.catalog.variant import Device, Tolerance, Variant, tolerance_for
+from pytest_fa.host.awaited import ShowWait
 from pytest_fa.host.client import Workers
 from pytest_fa.host.job_output import Live
 from pytest_fa.host.profiler_workers import ProfilerWorkers
@@ -173,6 +174,10 @@ class CaseRunner:
     def show_live(self, show: Live | None) -> None:
         """Pass what workers print to `show` while they run; None stops that."""
         self.workers.show_live = self.profiler_workers.show_live = show
+
+    def show_wait(self, show: ShowWait | None) -> None:
+        """Tell `show` every second what a job waits for; None stops that."""
+        self.workers.show_wait = self.profiler_workers.show_wait = show
 
     def output(self) -> str:
         """Return what workers printed since `take_output`, printable and bounded; the profiler's output comes last."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_fa.plugin.status_line import StatusLine
+from pytest_fa.host.awaited import Awaited
+from pytest_fa.plugin.status_line import ERASE, StatusLine
 
 
 class Screen:
@@ -87,3 +88,28 @@ def test_it_does_not_wrap() -> None:
     begun([1e9], {str(index): "a" for index in range(10**5)}, {"0": 1e8}, screen).draw()
     text = screen.written.removeprefix("\n\x1b[2K").removesuffix("\x1b[A\r")
     assert (text[:3], len(text) < 40) == ("fa:", True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (4.9, ""),
+        (12.3, "fa: waiting for loop (launch) for 12 s, a hang after 305 s; 0 of 4 tests"),
+    ],
+)
+def test_a_long_wait_is_named(seconds: float, text: str) -> None:
+    """A kernel that reports no progress for 5 s is named with its stage and its limit, also in the first test."""
+    line = begun([20.0], FOUR, {})
+    line.note_wait(Awaited("loop", "launch", seconds, 305.0))
+    assert line.text == text
+
+
+def test_a_wait_that_ends_is_erased() -> None:
+    """As soon as the kernel answers, the line no longer names it."""
+    terminal = Screen()
+    line = begun([20.0, 21.0], FOUR, {}, terminal)
+    assert line.note_wait(Awaited("loop", "launch", 6.0, 305.0))
+    line.draw()
+    assert line.note_wait(None)
+    line.draw()
+    assert terminal.written.endswith(f"{ERASE}\x1b[A\r")
