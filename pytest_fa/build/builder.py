@@ -14,7 +14,7 @@ from pytest_fa.build.outcomes import BuildFailure, BuildOutcome, BuildReport
 from pytest_fa.build.toolchain import Toolchain
 from pytest_fa.build.units import Outcomes, Request, Say, Unit, units_of
 from pytest_fa.catalog.variant import Target, Variant
-from pytest_fa.errors import ToolchainError
+from pytest_fa.errors import Interrupted, ToolchainError
 from pytest_fa.locks import say_waits
 from pytest_fa.records.built import Build
 
@@ -140,6 +140,9 @@ def _ensure(wanted: list[Wanted], cache: Path, say: Say, *, no_build: bool) -> B
             units += (batch := _batch(missing, say))
             outcomes.update(_compile(batch, cache, say, locks))
             locks.release_all()
+    except KeyboardInterrupt:
+        count = len(_look_up(wanted, cache)[0])
+        raise Interrupted(f"{count} of {len(wanted)} builds are kept; the same command goes on") from None
     finally:
         locks.release_all()
     failed = sum(isinstance(outcome, BuildFailure) for outcome in outcomes.values())
