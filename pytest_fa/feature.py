@@ -47,8 +47,8 @@ class OptionRow:
     `in_rerun` marks an option that decides how a variant is selected, built or checked: a rerun command repeats it.
     `in_selection` marks one that selects cases: the command that a run proposes repeats it.  `why_once` says why a run
     with this option is not repeated after each save.  `configures` marks one that asks for no test: it says where files
-    are, how kernels are built, or how long a test may take.  `everyday` marks those that `--help` shows first,
-    and `writes_records` one that writes what was judged.
+    are, how kernels are built, or how long a test may take.  `everyday` marks those that `--help` shows first, and
+    `writes_records` one that writes what was judged.  `bare` is the value of one that is typed without a value.
     """
 
     flag: str
@@ -62,6 +62,7 @@ class OptionRow:
     configures: bool = False
     everyday: bool = False
     writes_records: bool = False
+    bare: str = ""
 
     @property
     def dest(self) -> str:

@@ -136,7 +136,6 @@ def options(folder: Path, **changes: Any) -> Options:
         cache=folder / "cache",
         artifacts=folder / "artifacts",
         records_folder=folder / "profiles",
-        list_only=False,
         clean=False,
         no_build=False,
         require_gpu=False,

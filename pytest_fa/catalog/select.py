@@ -24,23 +24,26 @@ _PRINTED_ID = re.compile(
 )
 
 
-def select_variants(catalog: Catalog, patterns: tuple[str, ...]) -> tuple[Variant | BrokenVariant, ...]:
+def select_variants(
+    catalog: Catalog, patterns: tuple[str, ...], flag: str = "--fa-variant"
+) -> tuple[Variant | BrokenVariant, ...]:
     """Return the variants that match `patterns`; without patterns, all candidates and all broken manifests.
 
     A pattern is a name, a glob, or one of these with definitions, as in `ws_p2@BLOCK_M=64@BLOCK_N=32`.  Raises
-    `UsageProblem` for a pattern that matches nothing, or a name that several manifests declare.
+    `UsageProblem` for a pattern that matches nothing, or a name that several manifests declare.  The message names
+    `flag`, the option that was typed.
     """
     if not patterns:
         candidates = [variant for variant in catalog.variants.values() if variant.role == "candidate"]
         return (*candidates, *catalog.broken.values())
     chosen: dict[str, Variant | BrokenVariant] = {}
     for pattern in patterns:
-        for variant in _matching(catalog, pattern):
+        for variant in _matching(catalog, pattern, flag):
             chosen.setdefault(variant.name, variant)
     return tuple(chosen.values())
 
 
-def _matching(catalog: Catalog, pattern: str) -> list[Variant | BrokenVariant]:
+def _matching(catalog: Catalog, pattern: str, flag: str) -> list[Variant | BrokenVariant]:
     name, *definitions = pattern.split("@")
     broken_names: dict[str, Variant | BrokenVariant] = {}
     for broken in catalog.broken.values():
@@ -52,10 +55,10 @@ def _matching(catalog: Catalog, pattern: str) -> list[Variant | BrokenVariant]:
         raise UnusableRun(clash)
     matches = [known[key] for key in known if _matches(key, name, is_glob=is_glob)]
     if not matches:
-        raise UnknownVariant(name, f"--fa-variant: no variant {name!r}{suggestion(name, known)} (see --fa-list)")
+        raise UnknownVariant(name, f"{flag}: no variant {name!r}{suggestion(name, known)} (see --fa-list)")
     if not definitions:
         return matches
-    pairs = dict(_pair(text, f"--fa-variant={pattern}") for text in definitions)
+    pairs = dict(_pair(text, f"{flag}={pattern}") for text in definitions)
     return [with_defines(variant, pairs) if isinstance(variant, Variant) else variant for variant in matches]
 
 

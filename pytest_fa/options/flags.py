@@ -23,6 +23,9 @@ class CaseHelp(str):
         return f"{super().__mod__(values)}; the form of an id: {parts.grammar()}"
 
 
+LISTED = "NAME[,GLOB...]"
+ALL = "true"  # the value of --fa-list without names, and of its ini key
+
 RUN_OPTIONS: tuple[OptionRow, ...] = (
     OptionRow(
         "--fa-variant",
@@ -30,7 +33,13 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
         "NAME[,GLOB...]",
         everyday=True,
     ),
-    OptionRow("--fa-list", "list the variants and stop", everyday=True),
+    OptionRow(
+        "--fa-list",
+        "list the variants, a line for each, or show these whole, and stop",
+        LISTED,
+        bare=ALL,
+        everyday=True,
+    ),
     OptionRow(
         "--fa-kernels",
         "folders that contain <variant>/variant.yaml",
@@ -174,6 +183,11 @@ def _add_group(parser: pytest.Parser, name: str, title: str, rows: list[OptionRo
         if option.metavar is None:
             group.addoption(option.flag, action="store_true", default=None, help=help_text)
             parser.addini(option.dest, option.help, type="bool", default=False)
+        elif option.bare:
+            group.addoption(
+                option.flag, nargs="?", const=option.bare, default=None, metavar=option.metavar, help=help_text
+            )
+            parser.addini(option.dest, option.help, default=option.ini_default)
         else:
             action = "append" if option.repeats else "store"
             group.addoption(option.flag, action=action, default=None, metavar=option.metavar, help=help_text)

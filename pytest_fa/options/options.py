@@ -15,7 +15,7 @@ from pytest_fa.errors import UsageProblem
 from pytest_fa.feature import CaseRules, FeatureOptions, OptionRow, features, suite_tests
 from pytest_fa.options import values
 from pytest_fa.options.command_line import named_tests, rerun_words, typed_flags
-from pytest_fa.options.flags import all_options
+from pytest_fa.options.flags import ALL, all_options
 
 if TYPE_CHECKING:
     import pytest
@@ -34,6 +34,7 @@ class Options:
     `timing` is False under --benchmark-disable.  `rerun` holds the first words of the command that runs one test again,
     and `selection` the options that select the cases, as they were typed.  `reuses_times` says whether times of
     baselines from the last minutes may stand for new ones: not with -n, for a page, or in CI.
+    `listed` are the names and globs of --fa-list, none of them for all variants, and None without that option.
     `is_given` is True if an option of pytest-fa or the id of a shipped test was used.  `named_variants` and
     `named_cases` are those of the test ids on the command line.  `parts` are the options of the features that are used.
     """
@@ -56,7 +57,6 @@ class Options:
     cache: Path
     artifacts: Path
     records_folder: Path
-    list_only: bool
     clean: bool
     no_build: bool
     require_gpu: bool
@@ -64,6 +64,7 @@ class Options:
     timing: bool
     rerun: tuple[str, ...]
     is_given: bool
+    listed: tuple[str, ...] | None = None
     named_variants: tuple[str, ...] = ()
     named_cases: tuple[str, ...] = ()
     selection: tuple[str, ...] = ()
@@ -120,7 +121,15 @@ class Options:
 
 def wants_list(config: pytest.Config) -> bool:
     """Whether the run only lists the variants."""
-    return _is_on(config, "fa_list")
+    return _listed(config) is not None
+
+
+def _listed(config: pytest.Config) -> Words | None:
+    """The names and globs of `--fa-list`; none for all variants, None without the option."""
+    text = _text(config, "fa_list")
+    if text in ("", "false"):
+        return None
+    return () if text == ALL else values.words_of(text)
 
 
 def wants_benchmark_table(config: pytest.Config) -> bool:
@@ -166,7 +175,7 @@ def _read(config: pytest.Config, named_variants: Words, named_cases: Words, reru
         cache=_folder(config, "fa_cache") or default_cache(),
         artifacts=_folder(config, "fa_artifacts") or rootdir / "artifacts",
         records_folder=_folder(config, "fa_profiles") or rootdir / "profiles",
-        list_only=_is_on(config, "fa_list"),
+        listed=_listed(config),
         clean=_is_on(config, "fa_clean") and not (_is_on(config, "fa_no_build") or config.getoption("collectonly")),
         no_build=_is_on(config, "fa_no_build"),
         require_gpu=_is_on(config, "fa_require_gpu"),

@@ -66,7 +66,12 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if not options.wants_list(config):
         return None
     config._do_configure()  # noqa: SLF001  # pytest's own --markers and --fixtures do the same
-    kernel_run_of(config).list_variants()
+    try:
+        kernel_run_of(config).list_variants()
+    except FaError as problem:
+        from pytest_fa.plugin.usage_errors import usage_error  # noqa: PLC0415  # msgspec, only for this error
+
+        raise usage_error(problem) from None
     config._ensure_unconfigure()  # noqa: SLF001
     return 0
 

@@ -89,7 +89,7 @@ class KernelRun:
         config, session = self._config, session_of(self._config)
         command_line.name_every_seed(config, session.run_plan.plan.ids_with_seeds)
         session.builds.require_known_arches()
-        if not self.options.list_only:
+        if self.options.listed is None:
             if command_line.is_typed(config):
                 session.run_plan.catalog.require_unique_names()
             config.hook.pytest_fa_check(config=config)
@@ -120,11 +120,14 @@ class KernelRun:
         return [*lines, NO_PATH] if self._config.stash[IMPLIED_KEY] else lines
 
     def list_variants(self) -> None:
-        """Print the list of variants."""
-        from pytest_fa.plugin.variant_list import list_variants  # noqa: PLC0415  # rich, only for --fa-list
+        """Print the list of variants, or those that are named.  Raises `UsageProblem` for a wrong name."""
+        from pytest_fa.plugin.variant_list import list_variants, show_variants  # noqa: PLC0415  # rich, only for this
 
         run_plan = session_of(self._config).run_plan
-        list_variants(run_plan.catalog, run_plan.absence(""))
+        if self.options.listed:
+            show_variants(run_plan.catalog, self.options.listed)
+        else:
+            list_variants(run_plan.catalog, run_plan.absence(""))
 
     # -- collection ---------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ def test_every_variant_has_a_line(listed: Run) -> None:
 
 
 def test_line_shows_what_a_variant_supports(listed: Run, snapshot: SnapshotAssertion) -> None:
-    """A line has the role, the kind of entry, architectures, dtypes, head dimensions and the step."""
+    """A line has the role, the kind of entry, dtypes, head dimensions and the step."""
     assert snapshot == row(listed, "zero")
 
 
@@ -52,11 +52,26 @@ def test_step_is_shown_as_it_is_written(listed: Run) -> None:
 
 @pytest.mark.parametrize("columns", [80, 100])
 def test_the_list_is_as_wide_as_the_terminal(project_with_broken: Project, columns: int) -> None:
-    """With COLUMNS, no line of the table is longer, and the names of variants are whole."""
+    """With COLUMNS, no line of the table is longer, each variant has one line, and its name is whole."""
     result = project_with_broken.run_here("--fa-list", env={"COLUMNS": str(columns)})
     words = [line.split()[0] for line in result.all_lines]
+    assert len(result.all_lines) == 1 + len(["good", "zero", *COMPANIONS]) + 2  # the head, the hint, the broken one
     assert [] == [line for line in result.outlines if len(line) > columns and not line.startswith("broken: ")]
     assert ["good", "zero", *COMPANIONS] == [name for name in words if name in ("good", "zero", *COMPANIONS)]
+
+
+def test_a_name_or_glob_shows_variants_whole(project_with_broken: Project, snapshot: SnapshotAssertion) -> None:
+    """--fa-list=NAME,GLOB shows what the manifests of these variants say, within the width of the terminal."""
+    result = project_with_broken.run_here("--fa-list=zero,g*d", env={"COLUMNS": "80"})
+    lines = [line.replace(str(project_with_broken.folder), "PROJECT") for line in result.outlines]
+    assert (result.ret, lines) == snapshot
+
+
+def test_a_wrong_name_names_the_list(project_with_broken: Project) -> None:
+    """A name that no variant has ends the run with the option that was typed."""
+    result = project_with_broken.run_here("--fa-list=zro")
+    complaint = "ERROR: --fa-list: no variant 'zro'; did you mean 'zero'? (see --fa-list)"
+    assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [complaint])
 
 
 def test_broken_manifests_come_last(listed: Run) -> None:

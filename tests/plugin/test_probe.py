@@ -184,7 +184,7 @@ def test_only_candidates_are_gated(lab: Project) -> None:
 def test_the_list_says_what_a_probe_computes(lab: Project) -> None:
     """The column `role` in the list of variants also says what a probe computes."""
     (line,) = [each for each in lab.run_here("--fa-list").outlines if each.split()[:1] == ["probe_right"]]
-    assert " ".join(line.split()).startswith("probe_right probe of scores python cpu, cuda fp16 64, 4")
+    assert " ".join(line.split()).startswith("probe_right probe of scores python fp16 64,4")
 
 
 def test_a_probe_without_shapes_is_a_broken_manifest(project: Project) -> None:

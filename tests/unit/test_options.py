@@ -21,7 +21,7 @@ from pytest_fa.options.options import Options
 # Flag: what is given, the field that it fills, and what the field is then.  A relative path is below the root.
 GIVEN: dict[str, tuple[str, str, Any]] = {
     "--fa-variant": ("one, ws_*,,two@X=1", "variants", ("one", "ws_*", "two@X=1")),
-    "--fa-list": ("true", "list_only", True),
+    "--fa-list": ("ws_p2,mask*", "listed", ("ws_p2", "mask*")),
     "--fa-kernels": ("mine,/elsewhere", "kernels", (Path("mine"), Path("/elsewhere"))),
     "--fa-suite": ("smoke,edge", "suites", ("smoke", "edge")),
     "--fa-case": ("*d64*,b1h8s512d64-fp16-seed0", "cases", ("*d64*", "b1h8s512d64-fp16-seed0")),
@@ -159,7 +159,6 @@ def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: p
         cache=root / "caches" / "pytest-fa",
         artifacts=root / "artifacts",
         records_folder=root / "profiles",
-        list_only=False,
         clean=False,
         no_build=False,
         require_gpu=False,

@@ -22,7 +22,8 @@ def _options() -> list[list[str]]:
     """One row for each option: its form on the command line, and its help text."""
     rows = [["option", "meaning"]]
     for option in all_options():
-        form = (f"{option.flag}={option.metavar}" if option.metavar else option.flag).replace("|", "\\|")
+        value = f"={option.metavar}" if option.metavar else ""
+        form = f"{option.flag}{f'[{value}]' if option.bare else value}".replace("|", "\\|")
         meaning = option.help[0].upper() + option.help[1:]
         default = f" Default: `{option.ini_default}`." if option.ini_default else ""
         rows.append([f"`{form}`", f"{meaning}.{default}"])
