@@ -135,6 +135,7 @@ class FeatureOptions:
     only_tests: tuple[str, ...] = ()  # the only tests of that file
     kernels: Path | None = None  # where variants are looked for instead of --fa-kernels
     variants: tuple[str, ...] = ()  # the variants that are chosen if --fa-variant names none
+    variants_flag = "--fa-variant"  # the option that named them
     judges_named_cases = True  # whether cases in the test ids of the command line join the run's cases
     needs_all_times = False  # whether every baseline is timed
     needs_new_times = False  # whether no earlier time stands for a new one

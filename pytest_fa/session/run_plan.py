@@ -106,28 +106,30 @@ class RunPlan:
 
     def _chosen(self) -> tuple[AnyVariant, ...]:
         options = self.options
+        naming = next((part for part in options.parts if part.variants), None)
+        flag = naming.variants_flag if naming and not options.variants else "--fa-variant"
         names = options.variants or tuple(name for part in options.parts for name in part.variants)
-        chosen = expand_defines(self._select(names), options.defines)
+        chosen = expand_defines(self._select(names, flag), options.defines)
         if options.named_variants and not names:  # a companion is not tested only because its id is given
             named = [each for each in self._select(options.named_variants) if each.name not in self._companion_names]
             chosen = tuple({each.name: each for each in (*chosen, *named)}.values())
         for variant in chosen:
             if isinstance(variant, BrokenVariant) and variant.name in names:
-                raise UsageProblem(f"--fa-variant: {variant.name} cannot be used: {variant.problem}")
+                raise UsageProblem(f"{flag}: {variant.name} cannot be used: {variant.problem}")
         return chosen
 
     @property
     def _companion_names(self) -> set[str]:
         return {variant.name for variant in self.catalog.variants.values() if variant.runs_beside_others}
 
-    def _select(self, names: tuple[str, ...]) -> tuple[AnyVariant, ...]:
+    def _select(self, names: tuple[str, ...], flag: str = "--fa-variant") -> tuple[AnyVariant, ...]:
         """The variants of these names.  The `UsageProblem` for an unknown name also says where it was looked for."""
         try:
-            return select_variants(self.catalog, names)
+            return select_variants(self.catalog, names, flag)
         except UnknownVariant as problem:
             # A folder of that name is what the user means: no other name is suggested.
             if reason := missing_manifest(self.options.kernels, problem.name):
-                raise UsageProblem(f"--fa-variant: no variant {problem.name!r} (see --fa-list); {reason}") from None
+                raise UsageProblem(f"{flag}: no variant {problem.name!r} (see --fa-list); {reason}") from None
             reason = self.absence(problem.name)
             raise UsageProblem(f"{problem}; {reason}" if reason else str(problem)) from None
 

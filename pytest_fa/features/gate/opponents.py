@@ -86,7 +86,7 @@ def _baseline(catalog: Catalog, name: str | None) -> Variant | None:
     """
     if name is None or name.startswith(("key:", GIT)):
         return None
-    matches = select_variants(catalog, (name,))
+    matches = select_variants(catalog, (name,), flag="--fa-gate-baseline")
     if len(matches) != 1 or isinstance(matches[0], BrokenVariant):
         raise UsageProblem(f"--fa-gate-baseline: {name!r} must name exactly one variant with a readable manifest")
     if matches[0].computes != "attention":

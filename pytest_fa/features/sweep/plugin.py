@@ -55,6 +55,7 @@ class SweepOptions(FeatureOptions):
     base: Path = Path()
     sampler: SamplerName = "tpe"
 
+    variants_flag = "--fa-sweep"
     only_tests = ("test_sweep", "test_sweep_end")
     why_nothing = "the sweep has not ended"
 

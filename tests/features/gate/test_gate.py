@@ -127,7 +127,10 @@ def test_a_wrong_kernel_is_not_gated(timed: Project) -> None:
         (["--fa-gate=1", "-n2"], "--fa-gate: a gate starts its own processes, one at a time; drop -n"),
         (["--fa-gate=0"], "--fa-gate: '0' is not a ratio; give 0.01 to 100, such as 0.95"),
         (["--fa-gate-baseline=usual"], "--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too"),
-        (["--fa-gate=1", "--fa-gate-baseline=usul"], "no variant 'usul'; did you mean 'usual'? (see --fa-list)"),
+        (
+            ["--fa-gate=1", "--fa-gate-baseline=usul"],
+            "ERROR: --fa-gate-baseline: no variant 'usul'; did you mean 'usual'? (see --fa-list)",
+        ),
     ],
 )
 def test_bad_options_are_named(timed: Project, options: list[str], message: str) -> None:

@@ -164,6 +164,12 @@ def test_without_optuna_the_message_says_what_to_install(tuned: Project) -> None
     assert [expected] == result.all_lines
 
 
+def test_a_wrong_name_names_the_option_that_was_typed(tuned: Project) -> None:
+    """A sweep of a variant that is not there is reported for --fa-sweep, not for --fa-variant."""
+    complaint = "ERROR: --fa-sweep: no variant 'tunned'; did you mean 'tuned'? (see --fa-list)"
+    assert [complaint] == tuned.complaint("--fa-sweep=tunned")
+
+
 def test_the_list_has_the_size_of_the_space(tuned: Project) -> None:
     """`--fa-list` names the variants with a sweep, the defines, and how many configurations are feasible."""
     lines = tuned.run_here("--fa-list").outlines
