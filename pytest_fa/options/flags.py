@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from pytest_fa.errors import suggestion
 from pytest_fa.feature import OptionRow, features
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class CaseHelp(str):
         return f"{super().__mod__(values)}; the form of an id: {parts.grammar()}"
 
 
+PREFIXES = ("--fa", "--ncu")
 LISTED = "NAME[,GLOB...]"
 ALL = "true"  # the value of --fa-list without names, and of its ini key
 
@@ -173,6 +175,18 @@ def register(parser: pytest.Parser) -> None:
     for name, title, rows in groups:
         if rest := [row for row in rows if not row.everyday]:
             _add_group(parser, name, f"attention kernels: {title}", rest)
+
+
+def unknown_option(parser: pytest.Parser, words: list[str]) -> str:
+    """Return what is wrong with a word that begins as our options do and that no plugin knows; empty if there is none.
+
+    Other words are left to pytest, which shows its usage for them.
+    """
+    known = [option.flag for option in all_options()]
+    typed = [word for word in words if word.startswith(PREFIXES) and word.partition("=")[0] not in known]
+    unknown = parser.parse_known_and_unknown_args(words)[1] if typed else []
+    flag = next((word.partition("=")[0] for word in unknown if word in typed), "")
+    return f"{flag}: there is no such option{suggestion(flag, known)} (see pytest --help)" if flag else ""
 
 
 def _add_group(parser: pytest.Parser, name: str, title: str, rows: list[OptionRow]) -> None:

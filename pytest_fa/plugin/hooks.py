@@ -40,6 +40,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     flags.register(parser)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Generator[None, object, object]:
+    """Refuse an option that looks like one of this plugin, with the nearest one, once every conftest.py has its own."""
+    result = yield
+    if problem := flags.unknown_option(parser, args):
+        raise pytest.UsageError(problem)
+    return result
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Read the options.  If any was given, start a worker server, and check the names in them before collection."""
     markers.register(config)

@@ -125,6 +125,31 @@ def test_unknown_name_is_a_usage_error(trio: Project, names: str, complaint: str
     assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [f"ERROR: {complaint}"])
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--fa-variants=alpha"], "--fa-variants: there is no such option; did you mean '--fa-variant'?"),
+        (["--fa-varient", "alpha"], "--fa-varient: there is no such option; did you mean '--fa-variant'?"),
+        (
+            ["--fa-variant=alpha", "--ncu-preset=full"],
+            "--ncu-preset: there is no such option; did you mean '--ncu-set'?",
+        ),
+        (["--fa-variant=alpha", "--fa-qqqqqqqqqq"], "--fa-qqqqqqqqqq: there is no such option"),
+    ],
+)
+def test_a_misspelt_option_is_a_usage_error(trio: Project, words: list[str], complaint: str) -> None:
+    """An option that looks like one of this plugin's is answered with one line, and the nearest one if there is one."""
+    assert trio.complaint(*words) == [f"ERROR: {complaint} (see pytest --help)"]
+
+
+def test_an_option_of_another_plugin_is_no_misspelt_one(project: Project) -> None:
+    """An option of a conftest.py may begin like those of this plugin; a wrong one of others is pytest's own error."""
+    project.write("conftest.py", "def pytest_addoption(parser):\n    parser.addoption('--fa-variants-of-mine')\n")
+    project.write("test_a.py", "def test_a():\n    pass\n")
+    assert project.run("--fa-variants-of-mine=1").outcomes == {"test_a": "passed"}
+    assert "unrecognized arguments: --colect" in project.run("--colect").text
+
+
 def test_keyword_narrows_to_one_variant(trio: Project) -> None:
     """`-k alpha` selects only the tests of alpha, without companions."""
     assert trio.ids(ONE_CASE, "-k", "alpha") == [f"test_correct[alpha-{CASE}]", f"test_speed[alpha-{SHAPE}]"]
