@@ -49,6 +49,7 @@ class OptionRow:
     with this option is not repeated after each save.  `configures` marks one that asks for no test: it says where files
     are, how kernels are built, or how long a test may take.  `everyday` marks those that `--help` shows first, and
     `writes_records` one that writes what was judged.  `bare` is the value of one that is typed without a value.
+    `not_with` names options with which it makes no sense, each with the reason: a run with both is refused at once.
     """
 
     flag: str
@@ -63,11 +64,15 @@ class OptionRow:
     everyday: bool = False
     writes_records: bool = False
     bare: str = ""
+    not_with: tuple[tuple[str, str], ...] = ()
 
     @property
     def dest(self) -> str:
         """The ini key and the attribute of pytest's config: `--fa-suite` is `fa_suite`."""
         return self.flag.removeprefix("--").replace("-", "_")
+
+
+ONLY_COMPILES = ("--fa-static", "it runs kernels, and --fa-static only compiles")  # for `not_with`
 
 
 @dataclasses.dataclass(frozen=True)

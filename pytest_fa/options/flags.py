@@ -129,8 +129,17 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
         "only compile, for every architecture, and report the SASS and what does not fit; needs no GPU",
         why_once="it runs kernels, and --fa-static only compiles",
     ),
-    OptionRow("--fa-require-gpu", "fail instead of skipping when there is no GPU"),
-    OptionRow("--fa-clean", "first delete the cached builds of the selected variants", configures=True),
+    OptionRow(
+        "--fa-require-gpu",
+        "fail instead of skipping when there is no GPU",
+        not_with=(("--fa-static", "a run that only compiles needs no GPU"),),
+    ),
+    OptionRow(
+        "--fa-clean",
+        "first delete the cached builds of the selected variants",
+        configures=True,
+        not_with=(("--fa-no-build", "what it deletes must be compiled again"),),
+    ),
     OptionRow(
         "--fa-cache",
         "cache folder of builds; default: pytest-fa in the user's cache folder",
@@ -150,6 +159,7 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
         why_once="records are saved from a run that ends",
         writes_records=True,
         everyday=True,
+        not_with=(("--fa-static", "a run that only compiles has no records to save"),),
     ),
     OptionRow("--fa-artifacts", "folder for the records of the latest run", "DIR", "artifacts", configures=True),
     OptionRow(

@@ -16,6 +16,7 @@ from pytest_fa.feature import CaseRules, FeatureOptions, OptionRow, features, su
 from pytest_fa.options import values
 from pytest_fa.options.command_line import named_tests, rerun_words, typed_flags
 from pytest_fa.options.flags import ALL, all_options
+from pytest_fa.options.pairs import require_sensible
 
 if TYPE_CHECKING:
     import pytest
@@ -148,6 +149,7 @@ def read(config: pytest.Config) -> Options:
     variants, cases = named_tests(config)
     options = _read(config, variants, cases, tuple(rerun_words(config)))
     reader = ConfigReader(config, config.rootpath, os.environ)
+    require_sensible(reader)
     parts = tuple(part for feature in features() if (part := feature.read(reader)) is not None)
     needs_new = bool(NEW_TIMES_VARIABLES & os.environ.keys()) or any(map(reader.is_used, NEW_TIMES_OPTIONS))
     needs_new |= any(part.needs_new_times for part in parts)

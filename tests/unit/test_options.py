@@ -424,7 +424,7 @@ def test_a_sanitizer_must_be_named(pytester: pytest.Pytester) -> None:
 def test_some_tests_are_there_on_request(pytester: pytest.Pytester) -> None:
     """Tests of gates, profiles and sanitizers exist only with their option; with --fa-static only test_build exists."""
     names = ("test_build", "test_correct", "test_gate", "test_profile", "test_sanitize")
-    given = ((), ("--ncu",), ("--fa-sanitize=memcheck", "--fa-gate=1"), ("--fa-static", "--ncu"))
+    given = ((), ("--ncu",), ("--fa-sanitize=memcheck", "--fa-gate=1"), ("--fa-static",))
     offered = [[name for name in names if read(pytester, *each).offers(name)] for each in given]
     plain = ["test_build", "test_correct"]
     assert [plain, [*plain, names[3]], [*plain, names[2], names[4]], ["test_build"]] == offered

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import Feature, FeatureOptions, OptionRow, Reader, Subcommand, SuiteTest
+from pytest_fa.feature import ONLY_COMPILES, Feature, FeatureOptions, OptionRow, Reader, Subcommand, SuiteTest
 from pytest_fa.options.values import is_whole_number, number
 
 MIN_RATIO, MAX_RATIO = 0.01, 100.0
@@ -22,6 +22,12 @@ OPTIONS = (
         in_rerun=True,
         why_once="it builds, checks and times, and decides no gate",
         everyday=True,
+        not_with=(
+            ("-n", "a gate starts its own processes, one at a time"),
+            ("--benchmark-disable", "a gate needs timings"),
+            ("--benchmark-skip", "a gate needs timings"),
+            ONLY_COMPILES,
+        ),
     ),
     OptionRow(
         "--fa-gate-baseline",
@@ -63,8 +69,6 @@ def read(reader: Reader) -> GateOptions | None:
     """The options of the gate; None without `--fa-gate`.  Raises `UsageProblem`."""
     text, baseline, gpus = (reader.text(name) for name in ("fa_gate", "fa_gate_baseline", "fa_gate_gpus"))
     if text or reader.is_typed("fa_gate"):
-        if reader.is_used("numprocesses"):
-            raise UsageProblem("--fa-gate: a gate starts its own processes, one at a time; drop -n")
         return GateOptions(ratio_of(text), baseline or None, gpus_of(gpus), reader.is_on("fa_bisect"))
     if baseline:
         raise UsageProblem("--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too")

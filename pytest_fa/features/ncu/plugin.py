@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import Feature, FeatureOptions, OptionRow, Reader, SuiteTest
+from pytest_fa.feature import ONLY_COMPILES, Feature, FeatureOptions, OptionRow, Reader, SuiteTest
 from pytest_fa.options.values import one_of
 
 # `presets` has the same list; importing it costs a run that does not use this plugin several milliseconds.
@@ -17,6 +17,7 @@ OPTIONS = (
         "after the checks, profile each variant and shape with Nsight Compute in a separate process",
         why_once="it builds, checks and times, and profiles nothing",
         everyday=True,
+        not_with=(("-n", "only one process at a time can read the counters of a GPU"), ONLY_COMPILES),
     ),
     OptionRow(
         "--ncu-set",
@@ -52,8 +53,6 @@ def read(reader: Reader) -> NcuOptions | None:
         if reader.is_typed("ncu_set"):
             raise UsageProblem("--ncu-set: without --ncu nothing is profiled; add --ncu")
         return None
-    if reader.is_used("numprocesses"):
-        raise UsageProblem("--ncu: only one process at a time can read the counters of a GPU; drop -n")
     preset = one_of("--ncu-set", reader.text("ncu_set") or SETS[0], SETS)
     return NcuOptions(preset, reader.is_on("ncu_strict"), reader.is_on("ncu_sudo"))
 

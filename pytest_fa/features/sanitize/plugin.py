@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import Feature, FeatureOptions, OptionRow, Reader, SuiteTest
+from pytest_fa.feature import ONLY_COMPILES, Feature, FeatureOptions, OptionRow, Reader, SuiteTest
 from pytest_fa.options.values import each_of
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -16,6 +16,7 @@ OPTIONS = (
         "run compute-sanitizer (memcheck, racecheck, synccheck, initcheck) on a small case or those of --fa-case",
         "TOOL[,TOOL...]",
         why_once="it builds, checks and times, and runs no sanitizer",
+        not_with=(ONLY_COMPILES,),
     ),
 )
 

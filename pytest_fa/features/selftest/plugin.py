@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import CaseRules, Feature, FeatureOptions, OptionRow, Reader, SuiteTest
+from pytest_fa.feature import ONLY_COMPILES, CaseRules, Feature, FeatureOptions, OptionRow, Reader, SuiteTest
 
 FOLDER = Path(__file__).parent
 REPEATS = 30  # of a judged call
@@ -18,6 +18,7 @@ OPTIONS = (
         "--fa-selftest",
         "test the checks: every broken kernel must fail its check, every correct one must pass",
         why_once="the kernels of the self-test are not edited",
+        not_with=(ONLY_COMPILES,),
     ),
 )
 

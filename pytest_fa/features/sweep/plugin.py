@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.feature import Feature, FeatureOptions, OptionRow, Reader, Subcommand, SuiteTest
+from pytest_fa.feature import ONLY_COMPILES, Feature, FeatureOptions, OptionRow, Reader, Subcommand, SuiteTest
 from pytest_fa.options.values import is_whole_number, one_of, words_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ SamplerName = Literal["tpe", "nsga2"]
 SAMPLERS = ("tpe", "nsga2")
 MAX_TRIALS = 100_000
 NOT_IN_NAME = frozenset("*?[@")
-REFUSED = ("fa_variant", "fa_gate", "fa_gate_gpus", "fa_define", "fa_shard")  # a sweep does these by itself
+REFUSED = ("--fa-variant", "--fa-gate", "--fa-gate-gpus", "--fa-define", "--fa-shard")  # a sweep does these by itself
 
 OPTIONS = (
     OptionRow(
@@ -26,6 +26,12 @@ OPTIONS = (
         "search the values in the manifest's `sweep` for the fastest configuration, and gate it against the variant",
         "NAME",
         why_once="it builds, checks and times, and searches nothing",
+        not_with=(
+            *((flag, "a sweep names its variant, searches and gates by itself") for flag in REFUSED),
+            ("--benchmark-disable", "a sweep needs timings"),
+            ("--benchmark-skip", "a sweep needs timings"),
+            ONLY_COMPILES,
+        ),
     ),
     OptionRow("--fa-trials", "configurations that --fa-sweep tries at most", "N", "100"),
     OptionRow(
@@ -72,10 +78,6 @@ def read(reader: Reader) -> SweepOptions | None:
     name = reader.text("fa_sweep")
     if not name:
         return None
-    for dest in REFUSED:
-        if reader.is_typed(dest):
-            flag = f"--{dest.replace('_', '-')}"
-            raise UsageProblem(f"--fa-sweep: a sweep names its variant, searches and gates by itself; drop {flag}")
     if len(words_of(name)) != 1 or not NOT_IN_NAME.isdisjoint(name):
         raise UsageProblem(f"--fa-sweep: {name!r} is not the name of one variant")
     return SweepOptions(name, trials, study, reader.base_of("fa_study"), sampler)
