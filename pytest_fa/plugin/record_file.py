@@ -44,7 +44,12 @@ class RunFile:
         try:
             self.log.append(record)
         except OSError as problem:
-            self.lost = f"{self.log.path.parent} cannot be written to: {problem.strerror or problem}"
+            self.lost = self._unwritable(problem)
+
+    def _unwritable(self, problem: OSError) -> str:
+        """Why the folder cannot be written to, and what to do."""
+        reason = problem.strerror or problem
+        return f"{self.log.path.parent} cannot be written to: {reason}; make room, or type --fa-artifacts=DIR"
 
     def compare(self, config: pytest.Config) -> None:
         """Note whether the file is what was written, and whether this package and the machine's files are as before."""
@@ -80,7 +85,7 @@ class RunFile:
         try:
             write_written(self.log.path, written)
         except OSError as problem:
-            self.lost = self.lost or f"{self.log.path.parent} cannot be written to: {problem.strerror or problem}"
+            self.lost = self.lost or self._unwritable(problem)
 
     def write(self, terminal: pytest.TerminalReporter) -> None:
         """Write why records are not what this run made, each line once."""

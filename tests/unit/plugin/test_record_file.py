@@ -106,7 +106,8 @@ def test_a_full_disk_is_named_with_its_folder(file: RunFile, monkeypatch: pytest
 
     monkeypatch.setattr(RecordLog, "append", fail)
     file.append(record())
-    assert file.lost == f"{file.log.path.parent} cannot be written to: No space left on device"
+    problem = f"{file.log.path.parent} cannot be written to: No space left on device"
+    assert file.lost == f"{problem}; make room, or type --fa-artifacts=DIR"
 
 
 def test_a_lost_record_outweighs_a_missing_verdict(tmp_path: Path) -> None:
