@@ -32,7 +32,7 @@ def pytest_fa_run_methods() -> dict[str, Callable[..., Record]]:
 
 
 def pytest_fa_finish(results: Results, config: pytest.Config) -> str | None:
-    """After the last test: write a file.  Return why it could not be written, which fails the run."""
+    """After the last test: write a file.  Return what was asked for and not done, which fails the run, and why."""
 
 
 @pytest.hookspec(firstresult=True)

@@ -50,7 +50,7 @@ class Results:
         self._failed_tests = 0  # those that failed without the record of a failure
         self._failed_files = 0  # those that pytest could not collect
         self._saved: list[Path] = []
-        self._unwritten = ""  # why a feature could not write its file
+        self._undone = ""  # what a feature could not do: write its file, or anything at all
 
     @property
     def shown_records(self) -> list[Record]:
@@ -88,7 +88,7 @@ class Results:
 
         A run in which nothing ran, records were lost, or no test failed with a fault that skipped others, has failed.
         """
-        is_bad = self.nothing_ran or self.file.is_bad or self.is_fault_unreported or self._unwritten
+        is_bad = self.nothing_ran or self.file.is_bad or self.is_fault_unreported or self._undone
         if is_bad and status == pytest.ExitCode.OK:
             return pytest.ExitCode.TESTS_FAILED
         is_undecided = self.is_inconclusive and not self.file.is_bad and status == pytest.ExitCode.TESTS_FAILED
@@ -134,9 +134,9 @@ class Results:
             try:
                 self._saved = save_records(to_save, self.options.records_folder, self.options.rootdir)
             except (OSError, FaError) as problem:
-                self.file.lost = str(problem)
+                self.file.lost = f"{problem}; make room there, or save them elsewhere: --fa-profiles=DIR"
         problems = config.hook.pytest_fa_finish(results=self, config=config)
-        self._unwritten = next(filter(None, problems), "")
+        self._undone = next(filter(None, problems), "")
 
     def write(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table and the lines below it."""
@@ -157,6 +157,8 @@ class Results:
                     terminal.write_line(line)
             self._write_files(terminal)
         self.file.write(terminal)
+        if self._undone:
+            terminal.write_line(f"fa: {self._undone}", red=True)
         if self.is_fault_unreported:
             terminal.write_line(f"fa: {UNREPORTED}", red=True)
         if self.nothing_ran:
@@ -187,7 +189,7 @@ class Results:
             why_not_run=why_not_run,
             failed_tests=self._failed_tests,
             failed_files=self._failed_files,
-            has_failed=self.nothing_ran or self.file.is_bad,
+            has_failed=self.nothing_ran or self.file.is_bad or bool(self._undone),
             is_static=self.options.static,
             saves_times=config.pluginmanager.hasplugin("benchmark") and not are_saved,
         )

@@ -33,12 +33,12 @@ class Hooks:
         """Write the report; return why it could not be written."""
         if self._path and results.records:
             self._problem = write_html(self._path, results.records, results.options, results.facts(config))
-        return self._problem
+        return f"--fa-html was not written: {self._problem}" if self._problem else ""
 
     def pytest_fa_file_lines(self, results: Results) -> list[TextLine]:
-        """Where the report is, or why it was not written."""
+        """Where the report is."""
         if self._problem:
-            return [TextLine(f"fa: --fa-html was not written: {self._problem}", "red")]
+            return []
         return [TextLine(f"report: {results.relative(self._path)}")] if self._path else []
 
     def pytest_fa_extras(self, record: Record, config: pytest.Config) -> list[Any]:

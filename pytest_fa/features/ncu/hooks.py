@@ -10,6 +10,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.plan import Plan
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.ncu.ncu_lines import profile_lines, profile_properties
+from pytest_fa.features.ncu.nsight_report import NsightReport
 from pytest_fa.features.ncu.plugin import NcuOptions
 from pytest_fa.features.ncu.profile import CaseProfiler
 from pytest_fa.plugin.fa_run import FaRun
@@ -26,6 +27,7 @@ class Hooks:
     def __init__(self, config: pytest.Config) -> None:
         del config
         self._profiler: CaseProfiler | None = None  # created for the first test that is profiled
+        self._missing: list[str] = []  # why tests have no profile
 
     def pytest_fa_parametrize(self, metafunc: pytest.Metafunc, plan: Plan) -> bool | None:
         """Run `test_profile` over the first seed of each variant and shape."""
@@ -37,6 +39,17 @@ class Hooks:
     def pytest_fa_run_methods(self) -> dict[str, Callable[..., Record]]:
         """Add `fa_run.profile`."""
         return {"profile": self._profile}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note why a test has no profile."""
+        if report.when == "call" and report.skipped and "::test_profile[" in report.nodeid:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self._missing.append(reason.removeprefix("Skipped: "))
+
+    def pytest_fa_finish(self, results: Results) -> str:
+        """Return why nothing was profiled although that was asked for; empty if there is a profile."""
+        has_profile = any(report.status == "ok" for each in results.records if (report := NsightReport.of(each)))
+        return f"--ncu: nothing was profiled: {self._missing[0]}" if self._missing and not has_profile else ""
 
     def pytest_fa_lines(self, results: Results) -> list[TextLine]:
         """A headline for each profile, with its details below."""

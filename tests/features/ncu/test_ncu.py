@@ -172,9 +172,13 @@ def test_a_call_that_is_wrong_is_not_profiled(counted: Project, tmp_path: Path) 
     ),
 )
 def test_no_counters_change_no_outcome(counted: Project, happening: str, words: str) -> None:
-    """If counters cannot be read, the profile is skipped with a sentence, and other outcomes do not change."""
+    """If counters cannot be read, the profile is skipped with a sentence, and other outcomes do not change.
+
+    The run is not green: it was asked for a profile, and has none.
+    """
     run = ncu(counted, "right", "-k", "test_profile or test_correct", "-rs", FAKE_NCU=happening)
-    assert run.ret == 0, run.text
+    assert run.ret == 1, run.text
+    assert "fa: --ncu: nothing was profiled: not measured" in run.text
     assert run.outcomes == {f"test_profile[right-{SHAPE}]": "skipped", f"test_correct[right-{CASE}]": "passed"}
     assert f"right-{CASE}-verdict: not measured ({happening}): " in run.text
     assert f"no counters will be collected: {words}" in run.text
@@ -227,12 +231,12 @@ def test_several_processes_are_refused(counted: Project) -> None:
 
 
 def test_without_a_gpu_it_is_skipped(new_project: NewProject) -> None:
-    """On a machine without a GPU the profile is skipped with a reason."""
+    """On a machine without a GPU the profile is skipped with a reason, a line says so, and the run is not green."""
     project = new_project("no-gpu")
     project.python_variant("right")
     run = project.suite("--ncu", f"--fa-case={CASE}", "-k", "test_profile or test_correct", "-rs", env=ENVIRONMENT)
-    assert run.ret == 0, run.text
-    assert "runs on the CPU here, and Nsight Compute profiles only GPU kernels" in run.text
+    reason = "right runs on the CPU here, and Nsight Compute profiles only GPU kernels"
+    assert (run.ret, f"fa: --ncu: nothing was profiled: {reason}" in run.all_lines) == (1, True), run.text
 
 
 @pytest.mark.nightly
