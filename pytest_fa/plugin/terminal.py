@@ -178,6 +178,9 @@ class Results:
         if self.records:
             lines = answer_lines(self.shown_records, self.facts(terminal.config))
             _write_lines(terminal, lines[: 1 if terminal.config.get_verbosity() <= QUIETEST else None])
+        elif self.nothing_ran:
+            ((reason, _),) = self.why_not_run.most_common(1)
+            terminal.write_line(f"not judged: {reason}", red=True)
 
     def facts(self, config: pytest.Config) -> RunFacts:
         """What the answer needs beside the records."""

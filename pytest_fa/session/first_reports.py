@@ -33,6 +33,7 @@ class FirstReports:
         self._met: dict[str, tuple[str, tuple[str, str] | None]] = {}  # test -> variant that it cannot use, wrong case
         self._failed_builds: dict[BuildFailure, str] = {}  # a compilation that several variants share -> the test
         self._met_builds: dict[str, list[BuildFailure]] = {}  # test -> those that it met
+        self._untimed: dict[str, set[str]] = {}  # shape -> the selected variants whose `test_speed` gave no time
         self._met_torch: set[str] = set()  # the tests for which torch could not be imported
         self._without_torch = ""  # the first of them that has failed
 
@@ -55,11 +56,30 @@ class FirstReports:
         """
         key = (variant.name, case.id)
         if kind == "speed" and self._wrong.get(key, test) != test:
+            self._untimed.setdefault(case.shape_id, set()).add(variant.name)
             raise AlreadyReported(f"not timed: {_name(self._wrong[key])} failed")
         if kind == "speed" and self._is_companion_of_nothing(variant):
             raise Refused(f"{variant.name} is not timed: no selected variant runs on this machine")
+        if kind == "speed":
+            return self._timed(test, variant, case)
+        return self._judged(test, variant, case, kind)
+
+    def _timed(self, test: str, variant: Variant, case: Case) -> Record:
+        """Time a variant; raises `Refused` for a baseline at a shape at which no selected variant could be timed."""
+        selected = {each.name for each, at in self._session.run_plan.plan.first_seeds if at.shape_id == case.shape_id}
+        is_companion = self._session.run_plan.plan.is_companion(variant)
+        if is_companion and selected and selected <= self._untimed.get(case.shape_id, set()):
+            raise Refused(f"{variant.name} is not timed: no selected variant was timed at {case.shape_id}")
+        self._untimed.setdefault(case.shape_id, set()).add(variant.name)
+        record = self._judged(test, variant, case, "speed")
+        if record.outcome == Outcome.OK:
+            self._untimed[case.shape_id].discard(variant.name)
+        return record
+
+    def _judged(self, test: str, variant: Variant, case: Case, kind: RecordKind) -> Record:
         self._require_usable(test, variant, case, kind)
         record = self._checked(test, variant, self._runner.run(variant, case, kind))
+        key = (variant.name, case.id)
         if kind == "correct" and record.outcome != Outcome.OK:
             self._met[test] = (self._met.get(test, ("", None))[0], key)
         elif kind == "correct":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from tests.factories import PYTHON_MANIFEST
 from tests.projects import NewProject, Project, Run
 
 CORRECT = ("-k", "test_correct", "--fa-no-build")
@@ -46,3 +47,12 @@ def test_refused_cases_are_nothing_too(zero: Project) -> None:
 def test_collecting_passes(zero: Project) -> None:
     """With --collect-only the exit status is 0."""
     assert zero.collect("--fa-variant=zero").ret == pytest.ExitCode.OK
+
+
+def test_a_case_that_the_named_variant_does_not_support(project: Project) -> None:
+    """The last line names the variant and why it was not judged; no baseline is timed in its place."""
+    project.python_variant("plain", manifest=PYTHON_MANIFEST.replace("[none, top_left]", "[none]"))
+    run = project.suite("--fa-variant=plain", "--fa-case=b1h2s64d64-fp16-causal")
+    reason = "plain does not support b1h2s64d64-fp16-causal: causal is top_left, supports none"
+    assert (run.ret, run.all_lines[-1].startswith(f"not judged: {reason}")) == (pytest.ExitCode.TESTS_FAILED, True)
+    assert (project.records, "right" in run.text) == ([], False)
