@@ -79,7 +79,8 @@ def torch_problem(text: str) -> str:
     """Return that torch cannot be imported, if the output of processes that do not start ends with that error."""
     last_line = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
     is_import = last_line.startswith(IMPORT_ERRORS) and ("import torch" in text or "'torch'" in last_line)
-    return without_torch(last_line) if is_import and not full_folder(text, ()) else ""
+    is_machine = bool(limit_problem(text) or full_folder(text, ()))  # which is why it cannot be loaded
+    return without_torch(last_line) if is_import and not is_machine else ""
 
 
 def without_torch(error: str) -> str:
