@@ -17,18 +17,6 @@ MANIFEST = "variant.yaml"
 MAX_NAMES = 5  # names of entries that a sentence lists
 
 
-def default_folders(here: Path, root: Path) -> tuple[Path, ...]:
-    """Where variants are looked for without `--fa-kernels`: `kernels` in the working folder, then at pytest's root."""
-    return tuple(dict.fromkeys((here / "kernels", root / "kernels")))
-
-
-def default_folder(here: Path, root: Path) -> Path:
-    """The first of these folders that has a variant, else the first that exists, else the first."""
-    folders = default_folders(here, root)
-    found = [folder for folder in folders if any(folder.glob(f"*/{MANIFEST}"))]
-    return next(iter((*found, *filter(Path.is_dir, folders), *folders)))
-
-
 def how_to_make(name: str, folder: Path) -> str:
     """The sentence with the command that writes the variant `name` into the kernels folder `folder`.
 

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_fa.catalog.kernels_folder import MANIFEST, default_folder
 from pytest_fa.options.command_line import SUITE
+from pytest_fa.options.values import MANIFEST, default_folder
 
 if TYPE_CHECKING:
     import pytest

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from pytest_fa.catalog.kernels_folder import default_folder
 from pytest_fa.errors import UsageProblem
 from pytest_fa.feature import CaseRules, FeatureOptions, OptionRow, features, suite_tests
 from pytest_fa.options import values
@@ -277,7 +276,7 @@ def _kernels(config: pytest.Config) -> tuple[Path, ...]:
     """The kernels folders.  The default folder may be missing, but a folder that the user names may not be empty."""
     words, root = values.words_of(_text(config, "fa_kernels")), config.rootpath
     if config.getoption("fa_kernels") is None and words == ("kernels",):
-        folder = default_folder(config.invocation_params.dir, root)
+        folder = values.default_folder(config.invocation_params.dir, root)
         return (folder,) if folder.is_dir() else ()
     base = base_of(config, "fa_kernels")
     folders = tuple(path for word in words if (path := values.folder(base, word)))

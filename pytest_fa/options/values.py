@@ -17,6 +17,7 @@ TOLERANCES = ("same_precision", "absolute", "fp8")
 BASELINES = ("needed", "near", "all")
 MAX_SEEDS = 100_000
 MAX_REPEATS = 1_000_000
+MANIFEST = "variant.yaml"  # of a variant, in its folder
 MAX_WATCHDOG_SECONDS = 86_400.0
 
 
@@ -86,6 +87,18 @@ def watchdog_seconds(text: str) -> float | None:
 def policy(text: str) -> str | None:
     """The policy of --fa-tolerance; None without a text."""
     return one_of("--fa-tolerance", text, TOLERANCES) if text else None
+
+
+def default_folders(here: Path, root: Path) -> tuple[Path, ...]:
+    """Where variants are looked for without `--fa-kernels`: `kernels` in the working folder, then at pytest's root."""
+    return tuple(dict.fromkeys((here / "kernels", root / "kernels")))
+
+
+def default_folder(here: Path, root: Path) -> Path:
+    """The first of these folders that has a variant, else the first that exists, else the first."""
+    folders = default_folders(here, root)
+    found = [folder for folder in folders if any(folder.glob(f"*/{MANIFEST}"))]
+    return next(iter((*found, *filter(Path.is_dir, folders), *folders)))
 
 
 def folder(base: Path, text: str) -> Path | None:

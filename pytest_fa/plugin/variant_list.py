@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
+from pytest_fa.attention import parts
+from pytest_fa.attention.part import shown
 from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.feature_keys import values_of
 from pytest_fa.catalog.select import select_variants
@@ -99,9 +101,7 @@ def _facts(variant: Variant) -> Iterator[tuple[str, str]]:
         "devices": ", ".join(supports.device),
         "dtypes": ", ".join(supports.dtype),
         "head_dim": "any" if supports.any_head_dim else ", ".join(map(str, supports.head_dim)),
-        "causal": ", ".join(supports.causal),
-        "layouts": ", ".join(supports.layout),
-        "grouped heads": "yes" if supports.grouped_heads else "no",
+        **{part.supports: ", ".join(map(shown, part.supported(supports))) for part in parts.claimed_parts()},
         "defines": ", ".join(f"{name}={value}" for name, value in variant.defines.items()),
         "flags": " ".join(variant.flags),
         "tolerance": str(variant.tolerance),

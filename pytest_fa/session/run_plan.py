@@ -12,13 +12,14 @@ from pytest_fa.attention.dtypes import DTYPES
 from pytest_fa.build.cache import require_safe
 from pytest_fa.catalog.discover import BUILTIN_ROOT, Catalog, discover
 from pytest_fa.catalog.fit import EVERYTHING, Fits
-from pytest_fa.catalog.kernels_folder import absence, default_folders, missing_manifest
+from pytest_fa.catalog.kernels_folder import absence, missing_manifest
 from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
 from pytest_fa.catalog.suites import DEFAULT_SUITE
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UnknownVariant, UnusableRun, UsageProblem
 from pytest_fa.options.options import Options
+from pytest_fa.options.values import default_folders
 from pytest_fa.records.environment import find_gpu
 
 

@@ -243,15 +243,19 @@ def test_the_command_line_comes_before_the_ini_file(pytester: pytest.Pytester, f
     assert below(pytester.path, expected) == flat(read(pytester, *given))[field]
 
 
-GROUPS = {"fa": RUN_OPTIONS, **{f"fa-{feature.name}": feature.options for feature in features()}}
+GROUPS = {"fa-run": RUN_OPTIONS, **{f"fa-{feature.name}": feature.options for feature in features()}}
 
 
 @pytest.mark.parametrize(
     ("name", "option"),
-    [pytest.param(name, option, id=option.flag) for name, options in GROUPS.items() for option in options],
+    [
+        pytest.param("fa" if option.everyday else name, option, id=option.flag)
+        for name, options in GROUPS.items()
+        for option in options
+    ],
 )
 def test_help_names_the_ini_key_and_its_default(pytester: pytest.Pytester, name: str, option: OptionRow) -> None:
-    """`--help` shows each flag in the group of pytest-fa or of its feature, with its ini key and the key's default."""
+    """`--help` shows each flag in the first group or in that of its feature, with its ini key and the key's default."""
     group = pytester.parseconfig()._parser.getgroup(name)
     (shown,) = [each for each in group.options if option.flag in each.names()]
     default = f", default {option.ini_default}" if option.ini_default else ""

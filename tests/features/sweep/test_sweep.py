@@ -129,7 +129,7 @@ def test_one_test_for_each_trial(tuned: Project) -> None:
     ("arguments", "complaint"),
     [
         (("--fa-sweep=plain",), "--fa-sweep: the manifest of plain has no `sweep`; write for example"),
-        (("--fa-sweep=tund",), "--fa-variant: no variant 'tund'; did you mean 'tuned'?"),
+        (("--fa-sweep=tund",), "--fa-sweep: no variant 'tund'; did you mean 'tuned'?"),
         (("--fa-sweep=tuned,plain",), "--fa-sweep: 'tuned,plain' is not the name of one variant"),
         (("--fa-sweep=tuned@PASSES=1",), "--fa-sweep: 'tuned@PASSES=1' is not the name of one variant"),
         (("--fa-sweep=tuned", "--fa-gate=0.9"), "drop --fa-gate"),
