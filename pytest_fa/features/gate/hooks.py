@@ -1,4 +1,4 @@
-"""The hooks of the gate: its test, its checks of names, and its lines below the table."""
+"""The hooks of the gate: its test, and its checks of names."""
 
 from __future__ import annotations
 
@@ -10,26 +10,19 @@ from pytest_fa.catalog.plan import Plan
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.gate.bisect_status import VERDICTS_KEY
 from pytest_fa.features.gate.gate import decide_gate, gate_question
-from pytest_fa.features.gate.gate_lines import gate_details, gate_lines
 from pytest_fa.features.gate.gate_marker import gate_of
+from pytest_fa.features.gate.gate_reports import GateReports
 from pytest_fa.features.gate.gated import Gate
-from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.features.gate.opponents import gated_variants, options_of, prepare_opponents, require_gated
 from pytest_fa.plugin.fa_run import FaRun
 from pytest_fa.plugin.items import parametrize_variants
 from pytest_fa.plugin.markers import read_marker
 from pytest_fa.plugin.state import SESSION_KEY, progress_line, session_of
 from pytest_fa.plugin.terminal import Results
-from pytest_fa.records.files import try_to_read
-from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
-from pytest_fa.table.failure import failure_text
-from pytest_fa.table.layout import Style, TextLine
-
-STYLES: dict[str, Style] = {"PASS": "green", "FAIL": "red"}
 
 
-class Hooks:
+class Hooks(GateReports):
     """The gate in one run."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -65,27 +58,6 @@ class Hooks:
             return
         gates = Gate.all_of(results.records)
         config.stash[VERDICTS_KEY] = frozenset() if results.file.is_bad else frozenset(gate.verdict for gate in gates)
-
-    def pytest_fa_details(self, record: Record) -> list[str]:
-        """The lines of a gate that failed."""
-        return gate_details(record)
-
-    def pytest_fa_lines(self, results: Results) -> list[TextLine]:
-        """The lines of each gate; for a gate without a verdict the whole text, which pytest does not show."""
-        lines: list[TextLine] = []
-        for record in results.records:
-            if record.kind == "gate" and record.outcome == Outcome.INCONCLUSIVE:
-                lines.append(TextLine(f"{record.id}: {failure_text(record, gate_details(record))}", "yellow"))
-            elif gate := Gate.of(record):
-                lines += [TextLine(line, STYLES.get(gate.verdict, "")) for line in gate_lines(record.variant, gate)]
-        return lines
-
-    def pytest_fa_file_lines(self, results: Results) -> list[TextLine]:
-        """Why the GPU's noise cannot be read, if a gate used it."""
-        gpu = next((record.environment.gpu for record in results.records if record.kind == "gate"), "")
-        folder = results.options.records_folder
-        problem = "" if gpu == "" else try_to_read(lambda: read_noise(folder, gpu))[1]
-        return [TextLine(f"fa: {problem}", "yellow")] if problem else []
 
 
 def run_gate(fa_run: FaRun, variant: Variant) -> Record:

@@ -6,6 +6,7 @@ import pytest
 
 from pytest_fa.build import compile_batch  # noqa: F401  # its trials compile after kernels have run
 from pytest_fa.catalog.plan import Plan
+from pytest_fa.features.gate.gate_reports import GateReports
 from pytest_fa.features.gate.opponents import gated_variants
 from pytest_fa.features.sweep.plugin import options_of
 from pytest_fa.features.sweep.sweep_space import Sweep, feasible_points
@@ -15,8 +16,8 @@ from pytest_fa.plugin.keys import OPTIONS_KEY
 from pytest_fa.plugin.state import SESSION_KEY
 
 
-class Hooks:
-    """The sweep in one run."""
+class Hooks(GateReports):
+    """The sweep in one run, which ends with a gate."""
 
     def __init__(self, config: pytest.Config) -> None:
         del config
