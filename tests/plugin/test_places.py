@@ -154,7 +154,7 @@ def test_a_variant_without_a_manifest(project: Project) -> None:
     assert result.all_lines == [f"ERROR: --fa-variant: no variant 'mine' (see --fa-list); {reason}"]
 
 
-@pytest.mark.parametrize("place", ["sub", "kernels", "kernels/mine", "beside"])
+@pytest.mark.parametrize("place", nightly_after(2, ["sub", "beside", "kernels", "kernels/mine"]))
 def test_a_run_from_another_folder(tmp_path: Path, place: str) -> None:
     """From a folder below, inside or above the kernels, the message has the path of the variants nearby."""
     root = tmp_path / "parent" / "repository"
@@ -441,7 +441,7 @@ PRINTED = [
 ]
 
 
-@pytest.mark.parametrize("printed", PRINTED)
+@pytest.mark.parametrize("printed", nightly_after(2, PRINTED))
 def test_a_printed_id_selects_its_test(stranger: Project, printed: str) -> None:
     """The id of a test is accepted as pytest prints it in this repository or in another one, and printed again."""
     result = stranger.run_here("--collect-only", "-q", printed)
@@ -460,7 +460,7 @@ def test_an_id_without_a_seed_stands_for_every_seed(
     assert result.ids == [f"test_correct[mine-{shape}-seed{seed}]" for seed in seeds]
 
 
-@pytest.mark.parametrize("printed", PRINTED)
+@pytest.mark.parametrize("printed", nightly_after(1, PRINTED))
 def test_a_printed_id_can_be_deselected(stranger: Project, printed: str) -> None:
     """--deselect accepts the same ids."""
     ids = stranger.run_here("--collect-only", "-q", ONE_CASE, "--deselect", printed).ids

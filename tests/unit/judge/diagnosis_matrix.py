@@ -105,17 +105,14 @@ def whole_matrix(policy: str = "same_precision") -> Iterator[tuple[str, str, str
 
 
 def part_of_matrix() -> Iterator[tuple[str, str, str, Verdict]]:
-    """Every mistake in half of the precisions at one case where its output is wrong; the cases take turns.
-
-    Unlisted mistakes have one precision each.
-    """
-    for turn, precision in enumerate(PRECISIONS):
-        for place, name in enumerate([*list(MISTAKES)[turn % 2 :: 2], *list(UNLISTED)[turn :: len(PRECISIONS)]]):
-            for step in range(len(CASES)):
-                case = CASES[(place + 3 * turn + step) % len(CASES)]
-                if (answer := verdict(name, precision, case)).words is not None:
-                    yield name, precision, case, answer
-                    break
+    """Every mistake at one precision and one case where its output is wrong; precisions and cases take turns."""
+    for place, name in enumerate([*MISTAKES, *UNLISTED]):
+        for step in range(len(CASES) * len(PRECISIONS)):
+            precision = list(PRECISIONS)[(place + step) % len(PRECISIONS)]
+            case = CASES[(place + step // len(PRECISIONS)) % len(CASES)]
+            if (answer := verdict(name, precision, case)).words is not None:
+                yield name, precision, case, answer
+                break
 
 
 def cells(name: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The diagnosis never names a wrong mistake, and names every mistake that it knows at some case of each precision.
 
-Each mistake runs at one case of half of the precisions; in the nightly run, at every case of all.
+Each mistake runs at one case of one precision; in the nightly run, at every case of all.
 """
 
 from __future__ import annotations
