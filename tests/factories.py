@@ -91,6 +91,16 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
 }
 """
 
+# A kernel that takes a while to compile: thousands of instantiations of a recursive template.
+SLOW_SOURCE = CUDA_SOURCE.replace(
+    "FA_EXPORT",
+    "template <int N> __device__ float deep(float x) { return deep<N - 1>(x * N + 1.0f) + deep<N - 2>(x); }\n"
+    "template <> __device__ float deep<0>(float x) { return x; }\n"
+    "template <> __device__ float deep<1>(float x) { return x + 1.0f; }\n"
+    "__global__ void slow_kernel(float* out) { *out = deep<26>(*out); }\n\nFA_EXPORT",
+    1,
+)
+
 
 def variant(name: str, role: Role = "candidate", kind: EntryKind = "cuda") -> Variant:
     """Return a variant with this name, role and kind of entry."""

@@ -15,6 +15,7 @@ from pytest_fa.attention.layout import Layout
 from pytest_fa.attention.not_judged import recognised
 
 NAME = "fa_adapter"
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 PAGE = 256  # keys per page; FlashAttention takes multiples of 256
 CUMULATIVE = r"cu_?seq_?lens?(_?(?P<of>q|k|kv))?"
 LONGEST = r"max_?seq_?lens?(_?(?P<of>q|k|kv))?"
@@ -81,7 +82,7 @@ def adapter_for(
     passed = [
         (each, value)
         for each in taken
-        if (value := writer.value_of(each, word_of)) is not None and each.kind not in _VARIADIC
+        if (value := writer.value_of(each, word_of)) is not None and each.kind not in VARIADIC
     ]
     arguments = [value if each.kind is each.POSITIONAL_ONLY else f"{each.name}={value}" for each, value in passed]
     text = "\n".join(arguments)
@@ -107,12 +108,9 @@ def adapter_for(
     return Adapter("\n".join(lines), writer.packs_q)
 
 
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
 def _required(parameters: Iterable[inspect.Parameter]) -> Iterator[inspect.Parameter]:
     for parameter in parameters:
-        if parameter.default is parameter.empty and parameter.kind not in _VARIADIC:
+        if parameter.default is parameter.empty and parameter.kind not in VARIADIC:
             yield parameter
 
 

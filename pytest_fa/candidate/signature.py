@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.not_judged import recognised, written
-from pytest_fa.candidate.adapter_lines import NAME, adapter_for, needs_adapter
+from pytest_fa.candidate.adapter_lines import NAME, VARIADIC, adapter_for, needs_adapter
 from pytest_fa.catalog.variant import Call, Entry
 
 # Names that functions of attention libraries have for what is passed.
@@ -21,7 +21,6 @@ NAMES = {
     "out": ("out", "output", "o"),
 }
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def signature_problem(
@@ -88,7 +87,7 @@ def _word_of() -> dict[str, str]:
 def _switched_off(parameter: inspect.Parameter) -> str | None:
     """The value for a parameter without a default of what is not judged, as a manifest writes it, or None."""
     row = recognised(parameter.name) if parameter.default is parameter.empty else None
-    off = row.value_for(parameter.name) if row and parameter.kind not in _VARIADIC else ()
+    off = row.value_for(parameter.name) if row and parameter.kind not in VARIADIC else ()
     return written(off[0]) if off else None
 
 
@@ -120,7 +119,7 @@ def entry_line(entry: Entry, parameters: Iterable[inspect.Parameter]) -> str:
         word = word_of.get(parameter.name)
         if word and parameter.kind in _POSITIONAL and not keywords:
             positional.append(word)
-        elif parameter.kind not in _VARIADIC and (word or parameter.default is parameter.empty):
+        elif parameter.kind not in VARIADIC and (word or parameter.default is parameter.empty):
             keywords.append(f"{parameter.name}: {word or _switched_off(parameter) or 'VALUE'}")
     call = [f"arguments: [{', '.join(positional)}]"]
     call += [f"keywords: {{{', '.join(keywords)}}}"] if keywords else []

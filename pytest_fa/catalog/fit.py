@@ -43,8 +43,7 @@ def fitted(variant: Variant, case: Case, fits: Fits) -> Case:
     """Return `case` with its dtype, head_dim and layout replaced where the variant does not support them.
 
     The replacement is the first supported value, for e4m3 also of the output's dtype.  Only the parameters in `fits`
-    change.  A case that
-    still does not fit is refused later, by `Variant.refuses`.
+    change.  A case that still does not fit is refused later, by `Variant.refuses`.
     """
     for part in parts.claimed_parts():
         supported = part.supported(variant.supports)

@@ -198,11 +198,8 @@ def _suite_words(config: pytest.Config) -> list[str]:
     typed = {str(word) for word in config.invocation_params.args}
     if source is sources.ARGS and SUITE not in set(config.args) - typed:
         return ["--pyargs", SUITE] if typed & set(config.args) else []  # the others are in `addopts`
-    if source in (sources.ARGS, sources.TESTPATHS):
-        is_explicit = not _is_suite_only(config.getini("testpaths"), config.rootpath)
-    else:
-        is_explicit = is_typed(config) and not implies_suite(config)
-    return ["--pyargs", SUITE] if is_explicit else []
+    is_plain = source is sources.INVOCATION_DIR or _is_suite_only(config.getini("testpaths"), config.rootpath)
+    return [] if is_plain else ["--pyargs", SUITE]
 
 
 def _is_suite_only(testpaths: list[str], root: Path) -> bool:

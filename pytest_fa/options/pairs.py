@@ -32,7 +32,8 @@ def require_sensible(reader: Reader) -> None:
     for pair in refused_pairs():
         dest, other = pair.dests
         if reader.is_used(dest) and reader.is_used(other) and (reader.is_typed(dest) or reader.is_typed(other)):
-            remedy = f"drop {pair.other}" if reader.is_typed(other) else f"the ini file sets {other}; -o {other}=false"
+            off = "" if any(row.dest == other and row.metavar for row in all_options()) else "false"
+            remedy = f"drop {pair.other}" if reader.is_typed(other) else f"the ini file sets {other}; -o {other}={off}"
             raise UsageProblem(f"{pair.flag}: {pair.why}; {remedy}")
 
 

@@ -226,15 +226,17 @@ def _common(times: Times) -> Times:
     If not all variants were timed at the same shapes, it is the target shape as soon as two were timed there.
     """
     counts = Counter(shape for speeds in times.values() for shape in speeds)
-    shapes = [shape for shape, count in counts.items() if count == max(counts.values())]
+    if not counts:
+        return {}
+    shapes = {shape for shape, count in counts.items() if count == max(counts.values())}
     if len(shapes) < len(counts) and counts[TARGET_SHAPE] > 1:
-        shapes = [TARGET_SHAPE]
-    complete = [name for name, speeds in times.items() if shapes and all(shape in speeds for shape in shapes)]
-    shapes = shapes if complete else shapes[:1]
+        shapes = {TARGET_SHAPE}
+    if not any(shapes <= speeds.keys() for speeds in times.values()):
+        shapes = {next(shape for shape in counts if shape in shapes)}
     return {
-        name: {shape: speeds[shape] for shape in shapes}
+        name: {shape: speed for shape, speed in speeds.items() if shape in shapes}
         for name, speeds in times.items()
-        if shapes and all(shape in speeds for shape in shapes)
+        if shapes <= speeds.keys()
     }
 
 

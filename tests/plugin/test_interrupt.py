@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.factories import CUDA_SOURCE
+from tests.factories import SLOW_SOURCE
 from tests.projects import ONE_CASE, ZERO_MANIFEST, NewProject, Project
 
 ENDLESS = """\
@@ -25,15 +25,6 @@ def forward(q, k, v, *, scale, causal="none", out=None):
 """
 LIMIT_SECONDS = 60.0
 WAIT = re.compile(r"fa: waiting for loop \(launch\) for (\d+) s, a hang after 305 s; 0 of 1 tests")
-# Takes much longer to compile than the others: thousands of instantiations of a recursive template.
-SLOW_SOURCE = CUDA_SOURCE.replace(
-    "FA_EXPORT",
-    "template <int N> __device__ float deep(float x) { return deep<N - 1>(x * N + 1.0f) + deep<N - 2>(x); }\n"
-    "template <> __device__ float deep<0>(float x) { return x; }\n"
-    "template <> __device__ float deep<1>(float x) { return x + 1.0f; }\n"
-    "__global__ void slow_kernel(float* out) { *out = deep<26>(*out); }\n\nFA_EXPORT",
-    1,
-)
 
 
 @pytest.fixture

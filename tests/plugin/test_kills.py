@@ -19,7 +19,7 @@ import pytest
 from pytest_fa.processes import children_of
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import SCHEMA
-from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_SOURCE
+from tests.factories import MANIFEST, PYTHON_SOURCE, SLOW_SOURCE
 from tests.projects import ONE_CASE, NewProject, Project
 
 LEFT_SECONDS = 2.0  # after which no process of a run may be left
@@ -40,15 +40,6 @@ def wait():
     if os.environ["FA_STAGE"] == "time" and len(CALLS) == 6: reached()
     if os.environ["FA_STAGE"] == "gate" and len(set(open("pids").read().split())) >= 2: reached()
 """
-# A kernel that takes a while to compile: thousands of instantiations of a recursive template.
-SLOW_SOURCE = CUDA_SOURCE.replace(
-    "FA_EXPORT",
-    "template <int N> __device__ float deep(float x) { return deep<N - 1>(x * N + 1.0f) + deep<N - 2>(x); }\n"
-    "template <> __device__ float deep<0>(float x) { return x; }\n"
-    "template <> __device__ float deep<1>(float x) { return x + 1.0f; }\n"
-    "__global__ void slow_kernel(float* out) { *out = deep<26>(*out); }\n\nFA_EXPORT",
-    1,
-)
 ARGUMENTS = {
     "build": ["-k", "test_build"],
     "check": ["-k", "test_correct"],

@@ -36,3 +36,5 @@ def test_an_option_of_the_ini_file_is_named_as_such(one: Project) -> None:
     """What the ini file sets cannot be dropped from the command: the line says how to switch it off."""
     complaint = "ERROR: --fa-save: a run that only compiles has no records to save; the ini file sets fa_static; "
     assert one.complaint("--fa-save", "-o", "fa_static=true") == [f"{complaint}-o fa_static=false"]
+    (line,) = one.complaint("--fa-sweep=good", "-o", "fa_variant=good")
+    assert line.endswith("; the ini file sets fa_variant; -o fa_variant=")

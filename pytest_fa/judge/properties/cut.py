@@ -11,9 +11,9 @@ from pytest_fa.judge.subject import PropertySubject
 
 
 def cut(subject: PropertySubject, inputs: Inputs, keys: int) -> Inputs | None:
-    """The first keys, at least so many as the variant supports, and all queries, or as many if they must be equal.
+    """The inputs with their first `keys` keys, or as many as the variant needs; None if there are fewer.
 
-    None if that are more rows than there are.
+    All queries stay, or as many as keys if the variant needs equal lengths.
     """
     ends = lengths(subject, inputs.q.shape[2], keys)
     if any(end > tensor.shape[2] for end, tensor in zip(ends, inputs[:3], strict=True)):
