@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import itertools
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -118,6 +119,7 @@ class Tally:
         self.timed: dict[str, int] = {}
         self.absent: dict[str, str] = {}
         self.alarms: list[Alarm] = []
+        self.beyond_percent: list[float] = []  # by which the judge's slope was longer than the period
 
     def add(self, job: CaseJob, result: CaseResult) -> None:
         """Count a result."""
@@ -130,6 +132,8 @@ class Tally:
         self.judged[name] = self.judged.get(name, 0) + 1
         if result.speed is not None:
             self.timed[name] = self.timed.get(name, 0) + 1
+            if (outside := result.speed.outside) and outside.proof_us is not None:
+                self.beyond_percent.append(100 * (outside.median_us / result.speed.device.median_us - 1))
             agreement = check_agreement(name, job.variant.role, result.speed) if job.device == "cuda" else None
             has_no_figure = result.speed.profiler_missing and not result.speed.launches_missing
             doubted = agreement and (agreement.valid is False or has_no_figure)
@@ -147,7 +151,14 @@ class Tally:
         total = f"{'all':24} {sum(self.judged.values()):6} {sum(self.timed.values()):6} {len(self.alarms):6}"
         absent = [f"{name}: absent: {why}" for name, why in self.absent.items() if name not in self.judged]
         alarms = [f"ALARM {alarm.job}: {alarm.kind}: {alarm.message.partition(chr(10))[0]}" for alarm in self.alarms]
-        return "\n".join([f"{'variant':24} judged  timed alarms", *rows, total, *absent, *alarms])
+        return "\n".join([f"{'variant':24} judged  timed alarms", *rows, total, *self._clocks(), *absent, *alarms])
+
+    def _clocks(self) -> list[str]:
+        """How far the judge's clock is from the candidate's own, on a GPU."""
+        if not self.beyond_percent:
+            return []
+        least, middle, most = (f(self.beyond_percent) for f in (min, statistics.median, max))
+        return [f"the judge's clock is {middle:+.2f} % from the candidate's own, from {least:+.2f} to {most:+.2f} %"]
 
 
 def _why_absent(result: CaseResult) -> str:

@@ -176,7 +176,7 @@ class Candidate:
         with self._first_call(command) as limit_seconds:
             start = time.perf_counter_ns()
             publish()
-            done = self._connection.ask(command, limit_seconds, meanwhile=meanwhile)
+            done = self._connection.ask(command, limit_seconds, meanwhile=meanwhile, awake=self.device.type == "cuda")
             if copy_outputs:
                 copy_outputs(done.allocated)
                 synchronize(self.device)

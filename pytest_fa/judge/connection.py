@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import select
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -26,6 +27,8 @@ from pytest_fa.wire.commands import (
     decode_candidate_answer,
     encode_command,
 )
+
+AWAKE_SECONDS = 0.5  # for which an answer is awaited without sleep: longer than a run of short calls takes
 
 
 class CandidateLost(FaError):
@@ -53,10 +56,14 @@ class Connection(Protocol):
         seconds: float,
         descriptor: int | None = None,
         meanwhile: Callable[[], object] | None = None,
+        *,
+        awake: bool = False,
     ) -> Done:
         """Carry out a command, and call `meanwhile` while that runs, or right after it.
 
-        Raises what the command raised, and `CandidateLost` after `seconds` without an answer.
+        With `awake`, this process does not sleep while it waits: a processor that slept for longer wakes more slowly,
+        and the difference of two waits would contain that.  Raises what the command raised, and `CandidateLost` after
+        `seconds` without an answer.
         """
 
 
@@ -72,6 +79,8 @@ class LocalConnection:
         seconds: float,  # noqa: ARG002  # nothing can end it
         descriptor: int | None = None,
         meanwhile: Callable[[], object] | None = None,
+        *,
+        awake: bool = False,  # noqa: ARG002  # this process carries it out itself
     ) -> Done:
         """Carry out a command, however long it takes."""
         done = self.agent.execute(command, descriptor)
@@ -103,6 +112,8 @@ class Remote:
         seconds: float,
         descriptor: int | None = None,
         meanwhile: Callable[[], object] | None = None,
+        *,
+        awake: bool = False,
     ) -> Done:
         """Send a command with a secret number and wait for the answer with that number.
 
@@ -113,6 +124,8 @@ class Remote:
             self._channel.send(number + encode_command(command), descriptor)
             if meanwhile:
                 meanwhile()
+            if awake:
+                self._poll(min(seconds, AWAKE_SECONDS))
             answer = self._answer(number, seconds)
         except (EOFError, ConnectionError):
             raise CandidateLost(Outcome.CRASHED, "its process ended") from None
@@ -124,9 +137,20 @@ class Remote:
             raise _exception(answer)
         return answer
 
+    @property
+    def _process(self) -> tuple[int, ...]:
+        """The descriptor that can be read when the process has ended, if there is one."""
+        return () if self._pidfd is None else (self._pidfd,)
+
+    def _poll(self, seconds: float) -> None:
+        """Wait for an answer, or the end of the process, without sleep."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._channel.wait(0, *self._process):
+            pass
+
     def _answer(self, number: bytes, seconds: float) -> CandidateAnswer:
         """Wait for an answer.  Raises `TimeoutError` and `EOFError`."""
-        if not self._channel.wait(seconds, *(() if self._pidfd is None else (self._pidfd,))):
+        if not self._channel.wait(seconds, *self._process):
             raise TimeoutError
         if not self._channel.wait(0):  # only the process has ended; another one may hold its socket
             raise EOFError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from pytest_fa.gpu.inputs import Inputs, make_inputs
 from pytest_fa.host.profiler_workers import ProfilerWorkers
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.clocks.fresh_data import FreshData, Written, stacked
-from pytest_fa.judge.clocks.launch_overhead import period_of_spin_us
+from pytest_fa.judge.clocks.launch_overhead import calls_of_graph, period_of_spin_us
 from pytest_fa.judge.clocks.measure import l2_bytes, measure
 from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.truth import make_truth
@@ -107,8 +108,8 @@ def test_periods_grow_as_the_gpu_clock_says(record_property: Callable[[str, obje
     with clock_monitor("cuda") as clocks:
         waits_us, periods_us = (2.0, 4.0, 8.0, 16.0, 32.0), []
         for wait_us in waits_us:
-            cycles = int(wait_us * tools.cycles_per_us)
-            periods_us.append(period_of_spin_us(lambda n=cycles: tools.spin_like(geometry, n), 50, lambda: None))  # type: ignore[misc]
+            spin = partial(tools.spin_like, geometry, int(wait_us * tools.cycles_per_us))
+            periods_us.append(period_of_spin_us(spin, calls_of_graph(wait_us), lambda: None))
         now = clocks.now()
     assert now is not None
     slope = float(np.polyfit(waits_us, periods_us, 1)[0]) * now.sm_mhz / tools.cycles_per_us

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from pytest_fa.gpu.device_tools import DeviceTools
 from pytest_fa.gpu.graphs import capture, event_us
 from pytest_fa.records.timing import LaunchedKernel
 
-CALLS = 50
-REPLAYS = 5
-SAMPLES = 3
+EMPTY_US = 1.0  # about what an empty kernel takes
+GRAPH_US = 1000.0  # the intended length of the shorter graph: longer than the host takes to launch it
+CALLS = (10, 500)  # in the shorter graph: the fewest, and the most
+SAMPLES = 5
 
 
 def launch_overhead_us(
@@ -18,7 +20,14 @@ def launch_overhead_us(
 ) -> float:
     """Measure the period, in microseconds, of calls whose kernels are replaced by empty ones of the same geometry."""
     kernels = tuple(launches)
-    return period_of_spin_us(lambda: tools.spin_like(kernels, 0), CALLS, before_launch)
+    calls = calls_of_graph(EMPTY_US * sum(each.count for each in kernels))
+    return period_of_spin_us(lambda: tools.spin_like(kernels, 0), calls, before_launch)
+
+
+def calls_of_graph(call_us: float) -> int:
+    """How many calls that take about `call_us` the shorter graph has."""
+    fewest, most = CALLS
+    return max(fewest, min(most, math.ceil(GRAPH_US / max(EMPTY_US, call_us))))
 
 
 def period_of_spin_us(spin: Callable[[], object], calls: int, before_launch: Callable[[], object]) -> float:
@@ -32,7 +41,7 @@ def period_of_spin_us(spin: Callable[[], object], calls: int, before_launch: Cal
     thrice_us: list[float] = []
     for _ in range(SAMPLES):
         before_launch()
-        once.replay()
-        once_us.append(event_us(once.replay, REPLAYS))
-        thrice_us.append(event_us(thrice.replay, REPLAYS))
-    return (min(thrice_us) - min(once_us)) / (2 * calls * REPLAYS)
+        for graph, samples_us in ((once, once_us), (thrice, thrice_us)):
+            once.replay()  # while the GPU is busy with it, the host launches the graph that is timed
+            samples_us.append(event_us(graph.replay))
+    return (min(thrice_us) - min(once_us)) / (2 * calls)

@@ -15,7 +15,7 @@ from pytest_fa.gpu.device_tools import DeviceTools
 from pytest_fa.gpu.graphs import capture
 from pytest_fa.gpu.profiler import durations_us
 from pytest_fa.judge.clocks.fresh_data import FreshData, Written
-from pytest_fa.judge.clocks.launch_overhead import period_of_spin_us
+from pytest_fa.judge.clocks.launch_overhead import calls_of_graph, period_of_spin_us
 from pytest_fa.judge.clocks.timed_series import TimedSeries
 from pytest_fa.records.agreement import LONG_NODE_US
 from pytest_fa.records.environment import ClockMonitor
@@ -28,8 +28,7 @@ HEADS = 5  # that are judged, besides one of the last output or chosen like it
 LOADED_US = 500_000.0  # of load before long nodes are read: under a power cap, the clocks fall within this time
 CLOCKS_AT = 0.75  # of the load has run when the clocks are read
 SPIN_US = (2.0, 30.0)  # the shortest and the longest spin kernel
-SPIN_CALLS = 10  # in a graph
-SPIN_REPLAYS = 5  # under the profiler; the shortest counts, because the GPU's clock rises during the first
+SPIN_REPLAYS = 3  # under the profiler; the shortest counts, because the GPU's clock rises during the first
 
 
 class NotProfiled(FaError):
@@ -91,18 +90,20 @@ def _clock_offset_us(data: FreshData, nodes: CallNodes, node_us: float, tools: D
     The two do not begin and end at the same instants.  The judge measures the gap in its own process, on as many spin
     kernels of the same geometry, which last as long as the nodes on average, but at least 2 us and at most 30 us.
     """
-    cycles = int(min(max(SPIN_US[0], node_us), SPIN_US[1]) * tools.cycles_per_us)
+    spin_us = min(max(SPIN_US[0], node_us), SPIN_US[1])
+    cycles = int(spin_us * tools.cycles_per_us)
     memsets = sum(nodes.other_nodes.values())  # copies too: a copy of a few bytes takes as long as a memset
+    calls = calls_of_graph(spin_us * sum(launch.count for launch in nodes.launches))
     before_launch = data.candidate.before_launch
 
     def spin_call() -> None:
         tools.spin_like(nodes.launches, cycles, memsets)
 
-    period_us = period_of_spin_us(spin_call, SPIN_CALLS, before_launch)
-    spin = capture(spin_call, SPIN_CALLS)
+    period_us = period_of_spin_us(spin_call, calls, before_launch)
+    spin = capture(spin_call, calls)
     spin.replay()
     before_launch()
-    return period_us - _least_replay_us(durations_us(spin, SPIN_REPLAYS), SPIN_REPLAYS) / SPIN_CALLS
+    return period_us - _least_replay_us(durations_us(spin, SPIN_REPLAYS), SPIN_REPLAYS) / calls
 
 
 def _least_replay_us(durations: dict[str, list[float]], replays: int) -> float:

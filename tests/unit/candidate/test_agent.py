@@ -332,6 +332,40 @@ def test_silence_is_a_hang() -> None:
     assert lost.value.ending == Outcome.HUNG
 
 
+def test_the_judge_does_not_sleep_while_a_gpu_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It polls for the answer to a timed command on a GPU, up to a limit, and sleeps through other commands."""
+    near, far = channel_pair()
+    remote, waits = Remote(near, os.getpid()), []
+
+    def wait(seconds: float | None, *_: int) -> bool:
+        waits.append(seconds)
+        return len(waits) == 3
+
+    monkeypatch.setattr(near, "wait", wait)
+    remote._poll(60.0)
+    assert waits == [0, 0, 0]
+    remote._poll(0.01)
+    assert len(waits) > 4
+    assert not any(waits)
+
+    asked: list[bool] = []
+
+    def ask(*_: object, awake: bool = False, **__: object) -> Done:
+        asked.append(awake)
+        return Done(inside_us=(1.0,))
+
+    monkeypatch.setattr(Remote, "ask", ask)
+    monkeypatch.setattr("pytest_fa.judge.candidate.synchronize", lambda _: None)
+    candidate = Candidate(remote, os.getpid())
+    candidate.ask(Forget())
+    for device in ("cpu", "cuda"):
+        candidate.device = torch.device(device)
+        candidate.timed(ReplaySeries("short"))
+    assert asked == [False, False, True]
+    remote.close()
+    far.close()
+
+
 def test_texts_of_a_candidate_are_bounded_and_printable() -> None:
     """A message of a candidate has control characters escaped, and at most 20,000 of its characters count."""
     answer = encode_answer(CallProblem(ProblemKind.FAILED, "\x1b[2J" + "a" * 100_000, ""))

@@ -17,7 +17,7 @@ from pytest_fa.errors import FaError
 from pytest_fa.gpu.device_tools import device_tools
 from pytest_fa.gpu.graphs import capture, event_us
 from pytest_fa.gpu.quantised import E4M3
-from pytest_fa.judge.clocks.launch_overhead import launch_overhead_us
+from pytest_fa.judge.clocks.launch_overhead import EMPTY_US, calls_of_graph, launch_overhead_us
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.environment import ClockMonitor, clock_monitor, read_environment
 from pytest_fa.records.sampling import sample_until_precise, settle, timing
@@ -61,8 +61,11 @@ def measure_ceilings(root: Path) -> Ceilings:
         product()
         during = clocks.now()
         torch.cuda.synchronize()
+        calls = calls_of_graph(EMPTY_US)
         empty_us = [launch_overhead_us(device_tools(0), (EMPTY,), lambda: None) for _ in range(5)]
-        timings["empty launch"] = timing("slope between graphs of 50 and 150 empty kernels", empty_us, 200)
+        timings["empty launch"] = timing(
+            f"slope between graphs of {calls} and {3 * calls} empty kernels", empty_us, 4 * calls
+        )
     matmuls = {name: timed for name, timed in timings.items() if name.startswith(MATMUL)}
     rates = {name.removeprefix(MATMUL): 2 * MATRIX**3 / timed.median_us / 1e6 for name, timed in matmuls.items()}
     extra_us = timings[MANY_BYTES].median_us - timings[FEW_BYTES].median_us

@@ -184,6 +184,8 @@ class Clocked:
         seconds: float,
         descriptor: int | None = None,
         meanwhile: Callable[[], object] | None = None,
+        *,
+        awake: bool = False,  # noqa: ARG002  # no time passes
     ) -> Done:
         """Advance the clocks."""
         assert (seconds > 0, descriptor, meanwhile) == (True, None, None)

@@ -58,28 +58,43 @@ def test_the_durations_have_short_names(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(replays) == 2
 
 
-def test_the_offset_is_of_undisturbed_spins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delay of the shorter graph, and a GPU whose clock still rises, do not change the profiler's offset.
+def test_the_period_of_spins_contains_no_delay_and_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delay of single runs does not change the period, and the host launches while the GPU is busy.
 
     On an H100, a delay of 3 ms of one graph of 30 spin kernels once took 33 us off their period, and a right kernel's
-    time was not confirmed.
+    time was not confirmed.  On another one, the host's time to launch a graph added 0.3 us for each of its nodes.
     """
-    delays_us = iter([0.0, 0.0, 3000.0, 0.0, 0.0, 500.0])  # of the runs of 10 and of 30 calls in turn
-    graphs = {10: "once", 30: "thrice"}
-    times_us = {"once": 10 * 5 * 95.0, "thrice": 30 * 5 * 95.0}
-    monkeypatch.setattr(launch_overhead, "capture", lambda _, calls: SimpleNamespace(replay=graphs[calls].upper))
-    monkeypatch.setattr(launch_overhead, "event_us", lambda replay, _: times_us[replay().lower()] + next(delays_us))
-    assert launch_overhead.period_of_spin_us(lambda: None, 10, lambda: None) == 95.0
+    delays_us = iter([0.0, 0.0, 3000.0, 0.0, 0.0, 500.0, 20.0, 0.0, 0.0, 70.0])  # of N and of 3N calls in turn
+    replays: list[int] = []
 
-    slow, fast = [5.0, 4.0] * 10, [3.0, 2.0] * 10
-    rising = {"spin": [*slow, *fast, *fast, *slow, *fast], "Memset ": [2.0, 1.0, 1.0, 1.5, 1.0]}
+    def captured(_: object, calls: int) -> SimpleNamespace:
+        return SimpleNamespace(replay=lambda: replays.append(calls))
+
+    def event_us(replay: Callable[[], object]) -> float:
+        is_busy = bool(replays)
+        replay()
+        calls = replays.pop()
+        replays.clear()
+        return calls * 95.0 + next(delays_us) + (0 if is_busy else 0.3 * calls)
+
+    monkeypatch.setattr(launch_overhead, "capture", captured)
+    monkeypatch.setattr(launch_overhead, "event_us", event_us)
+    assert launch_overhead.period_of_spin_us(lambda: None, 10, lambda: None) == pytest.approx(95.0)
+    assert [launch_overhead.calls_of_graph(us) for us in (0.0, 2.0, 30.0, 5000.0)] == [500, 500, 34, 10]
+
+
+def test_the_offset_is_of_the_shortest_spins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU whose clock still rises does not change the profiler's offset, and lost records give none."""
+    calls = 334  # of 3 us
+    slow, fast = [5.0, 4.0] * calls, [3.0, 2.0] * calls
+    rising = {"spin": [*slow, *fast, *slow], "Memset ": [2.0, 1.0, 1.5]}
     monkeypatch.setattr(profiler_time, "period_of_spin_us", lambda *_: 6.0)
     monkeypatch.setattr(profiler_time, "capture", lambda *_: SimpleNamespace(replay=lambda: None))
     data = cast("FreshData", SimpleNamespace(candidate=SimpleNamespace(before_launch=lambda: None)))
     tools = cast("DeviceTools", SimpleNamespace(cycles_per_us=1.0))
     monkeypatch.setattr(profiler_time, "durations_us", lambda *_: rising)
     offset_us = profiler_time._clock_offset_us(data, CallNodes((KERNEL,), {}), 3.0, tools)
-    assert offset_us == pytest.approx(6.0 - (50.0 + 1.0) / 10)
+    assert offset_us == pytest.approx(6.0 - (5.0 * calls + 1.0) / calls)
     rising["spin"].pop()
     with pytest.raises(NotProfiled, match="lost records"):
         profiler_time._clock_offset_us(data, CallNodes((KERNEL,), {}), 3.0, tools)
