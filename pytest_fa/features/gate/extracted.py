@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,6 +147,8 @@ def _leads_inside(path: Path, folder: Path) -> bool:
     """Whether the real path of a symlink is in the folder.  A chain may leave it and come back: that is outside."""
     try:
         target = path.readlink()
+        with suppress(FileNotFoundError):
+            path.stat()  # a circle is an error here; for `resolve`, it no longer is from Python 3.13 on
         return not target.is_absolute() and path.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError, ValueError):  # a circle
         return False
