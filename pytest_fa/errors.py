@@ -81,6 +81,10 @@ class LacksMemory(UnsupportedCase):
     """The GPU has too little free memory for a case."""
 
 
+class NoTruth(FaError):
+    """An output cannot be judged, because what it is compared with cannot be computed."""
+
+
 class LaunchError(FaError):
     """A kernel could not be launched."""
 

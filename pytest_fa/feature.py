@@ -29,6 +29,7 @@ FEATURES = (
     "ceilings",
     "gate",
     "sweep",
+    "truth",
     "watch",
     "ncu",
     "sanitize",
@@ -160,6 +161,10 @@ class FeatureOptions:
         """The name of the feature: that of the folder in which the class is."""
         return type(self).__module__.split(".")[-2]
 
+    def own_truth(self, variant: Any) -> Any:  # noqa: ANN401, ARG002  # a `Variant`; an `OwnTruth` or None
+        """The user's functions with which a variant is compared in place of attention; None if there are none."""
+        return None
+
     def rerun_words(self, kind: str, tool: str | None) -> list[str]:  # noqa: ARG002  # for features that override it
         """The options without which the suite has no test of this kind, or tests something else."""
         return []
@@ -190,6 +195,8 @@ class Feature:
     that it adds to the fixture `fa_run`, `fixtures` those that the module `fixtures` defines.  `added` names the type
     of what it adds to a record, a `records.added.Added`: `gated:Gate` is `Gate` in the module `gated` of its folder.
     `manifest_key` names in the same way the type of its key in a manifest, a `catalog.feature_keys.FeatureKey`.
+    `truth_source` names in the same way the class, in `judge_side`, that gives the judge the truth of a variant with an
+    `own_truth`, and `truth_process` the function that serves it in a process of its own.
     `early_hooks` is a module of its folder with hooks of pytest that come before the options are read; every pytest run
     imports it, so it imports little.
     """
@@ -206,6 +213,8 @@ class Feature:
     added: str = ""
     manifest_key: str = ""
     early_hooks: str = ""
+    truth_source: str = ""
+    truth_process: str = ""
     requires: tuple[str, ...] = ()
     commands: tuple[Subcommand, ...] = ()
 

@@ -13,6 +13,7 @@ import msgspec
 from pytest_fa.feature import FEATURES, features
 
 if TYPE_CHECKING:
+    from pytest_fa.catalog.own_truth import OwnTruth
     from pytest_fa.catalog.variant import Variant
 
 FIELD = "feature_keys"  # of a manifest that was read, and of a variant
@@ -33,6 +34,16 @@ class FeatureKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The first problem of the value: the key, the value found, what is allowed; None if there is none."""
         del variant
         return None
+
+    def own_truth(self, variant: Variant) -> OwnTruth | None:
+        """The functions with which outputs are compared in place of attention; raises `UsageProblem`."""
+        del variant
+        return None
+
+    @classmethod
+    def of_text(cls, text: str) -> Any:  # noqa: ANN401  # what `msgspec.convert` takes
+        """What a text in the manifest stands for; a text is not allowed unless a subclass reads it."""
+        return text
 
     def line(self, variant: Variant) -> str:
         """A line of `--fa-list`; empty if there is none."""
@@ -72,12 +83,16 @@ def _moved(owner: Any, place: str) -> Any:  # noqa: ANN401  # any YAML value
     absent = set(FEATURES) - {feature.name for feature in features()}
     owned = {key: value for key, value in owner.items() if key in key_types() or key in absent}
     values = {
-        key: converted(value, key_types()[key] | None, f"{place}.{key}") if key in key_types() else value
+        key: _converted_key(value, key_types()[key], f"{place}.{key}") if key in key_types() else value
         for key, value in owned.items()
         if value is not None
     }
     others = {key: value for key, value in owner.items() if key not in owned}
     return {**others, FIELD: values} if values else others
+
+
+def _converted_key(value: Any, kind: type[FeatureKey], place: str) -> Any:  # noqa: ANN401  # any YAML value
+    return converted(kind.of_text(value) if isinstance(value, str) else value, kind | None, place)
 
 
 def converted(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401  # any value of YAML or JSON, and any type

@@ -15,6 +15,7 @@ from pytest_fa.attention.layout import Layout
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.grammar import ARCH
+from pytest_fa.catalog.own_truth import OwnTruth
 
 Role = Literal["candidate", "baseline", "overhead", "ablation", "probe", "wrong"]
 EntryKind = Literal["cuda", "torch", "python"]
@@ -207,7 +208,7 @@ class Variant(msgspec.Struct, frozen=True):
     then `--fa-arch` may select others than `arch`.  `optional` is True for a baseline that runs only if it is named,
     because it needs a package that most machines lack.  `returns` lists the outputs that the kernel writes or returns,
     `out` and those of parts of attention.  `feature_keys` has the values of keys that
-    belong to features.
+    belong to features.  `own_truth` is set for a run in which it is compared with the user's functions.
     """
 
     name: str
@@ -236,6 +237,7 @@ class Variant(msgspec.Struct, frozen=True):
     optional: bool = False
     returns: tuple[Returns, ...] = ("out",)
     feature_keys: dict[str, Any] = {}
+    own_truth: OwnTruth | None = None
 
     def __str__(self) -> str:
         return self.name

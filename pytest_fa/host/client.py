@@ -12,10 +12,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Literal, NamedTuple, Self, TypeVar
 
 import msgspec
 
+from pytest_fa.catalog.own_truth import OwnTruth
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import Interrupted
 from pytest_fa.host.answers import (
@@ -47,6 +48,7 @@ from pytest_fa.wire.jobs import (
     CaseJob,
     CaseResult,
     Connect,
+    ConnectTruth,
     Job,
     PairedJob,
     PairedResult,
@@ -55,6 +57,7 @@ from pytest_fa.wire.jobs import (
     Progress,
     decode_answer,
     encode,
+    own_truth_of,
     owner_of,
 )
 
@@ -71,6 +74,14 @@ LET_GO_SECONDS = 2.0  # within which the judge must have ended a job that was ab
 ROLES: dict[bool, tuple[ProcessRole, ...]] = {False: ("candidate",), True: ("candidate", "bare")}
 
 AnyResult = TypeVar("AnyResult", CaseResult, PairedResult, ProfilerResult)
+
+
+class TruthWorker(NamedTuple):
+    """The process of the user's functions, the judge that asks it, and the file that it has imported."""
+
+    worker: Worker
+    judge: Worker
+    key: tuple[str, str]  # path, sha256
 
 
 class Workers:
@@ -93,6 +104,7 @@ class Workers:
         self._runs_variants = False  # whether it loads variants itself: an unprotected judge
         self._candidates: list[Worker] = []
         self._owner = ""
+        self._truth: TruthWorker | None = None
         self.unprotected = ""
         self._has_judged = False
         self._printed = OutputTail()
@@ -203,6 +215,8 @@ class Workers:
         if self._server is not None:
             self._server.end_requested("early")
         self._end_candidates(0)
+        if self._server is not None:
+            self._end_truth(self._server)
         if self._runs_variants:
             self._end_judge()
 
@@ -217,7 +231,9 @@ class Workers:
         """Let the server end, which ends its workers at once, with every process that they started; do not wait."""
         for worker in filter(None, (*self._candidates, self._judge)):
             worker.close()
-        self._candidates, self._judge = [], None
+        if self._truth:
+            self._truth.worker.close()
+        self._candidates, self._judge, self._truth = [], None, None
         if self._server:
             self._server.let_go()
 
@@ -243,6 +259,8 @@ class Workers:
         if any(candidate.has_ended for candidate in self._candidates):
             self.end_worker()
         server, worker = self._processes(roles)
+        if roles and (own_truth := own_truth_of(job)):
+            self._connect_truth(server, worker, own_truth)
         if server.log_bytes > MAX_LOG_BYTES // 2:
             server.forget_log()
         output, last = JobOutput(server.log, self.show_live), [Progress(job.wanted_stages[0], START_SECONDS)]
@@ -385,6 +403,22 @@ class Workers:
             self._fork_missing(self._server, roles)
         assert self._judge is not None  # noqa: S101  # forked above
         return self._server, self._judge
+
+    def _connect_truth(self, server: ForkServer, judge: Worker, own_truth: OwnTruth) -> None:
+        """Let the judge ask a process of these functions, unless it has one."""
+        key = (own_truth.path, own_truth.sha256)
+        if self._truth and self._truth.judge is judge and self._truth.key == key and not self._truth.worker.has_ended:
+            return
+        self._end_truth(server)
+        worker = server.fork("truth")
+        self._truth = TruthWorker(worker, judge, key)
+        judge.channel.send(encode(ConnectTruth(worker.pid)), worker.channel.fileno())
+        worker.channel.close()  # the judge has it now
+
+    def _end_truth(self, server: ForkServer) -> None:
+        if self._truth is not None:
+            server.end(self._truth.worker)
+        self._truth = None
 
     def _fork_missing(self, server: ForkServer, roles: tuple[ProcessRole, ...]) -> None:
         """Fork the judge and the candidates that are not there yet, and connect them."""

@@ -32,8 +32,8 @@ from pytest_fa.wire.channel import Channel, channel_pair
 
 START_SECONDS = 120.0
 END_SECONDS = 15.0  # to end workers, or the server itself, which waits up to 14 s for all that it ends together
-# early: a candidate that opens the GPU at once; worker: judge and variant in one process
-ProcessRole = Literal["judge", "candidate", "early", "bare", "profiled", "worker"]
+# early: a candidate that opens the GPU at once; truth: the user's functions; worker: judge and variant in one process
+ProcessRole = Literal["judge", "candidate", "early", "bare", "profiled", "truth", "worker"]
 _LIVE: set[int] = set()  # the servers of this process
 TAIL_BYTES = 4000
 

@@ -13,7 +13,7 @@ import torch
 from pytest_fa.attention import not_judged
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.variant import Rounding
-from pytest_fa.gpu.inputs import Inputs
+from pytest_fa.gpu.inputs import Inputs, is_poison
 from pytest_fa.judge.error_location import location_text
 from pytest_fa.judge.explain import WrongOutput, explain_attention, explain_scores
 from pytest_fa.judge.nonfinite import explain_nonfinite
@@ -24,6 +24,7 @@ from pytest_fa.records.checks import Check, CrossCheck, Diagnosis, Repeats
 
 MAP_COLUMNS, MAP_ROWS = 48, 16
 KEPT = "state is kept between calls, look for what a call leaves in memory that the next one uses"
+NOT_COMPARED = "the diagnosis knows only mistakes in plain attention"
 MIN_TILE = 16  # queries per column of the error map
 
 
@@ -39,17 +40,19 @@ def diagnose(
 ) -> Diagnosis:
     """Explain a wrong output: error map, likely cause, cross-checks and conclusion.
 
-    `rounds` are the roundings that the variant's manifest declares.
+    `rounds` are the roundings that the variant's manifest declares.  Known mistakes are mistakes in attention, so
+    that an output that was compared with the user's functions is compared with none of them.
     """
     limit = limits(out, truth, check.policy)
     inputs = inputs.exact()
     bad = ~((out.double() - truth.out).abs() <= limit)  # [b, h, sq, d]
+    unknown = NOT_COMPARED if check.against else "no known mistake gives this output"
     return Diagnosis(
         error_map=tuple(_error_map(out, truth, limit)),
         cause=_cause(WrongOutput(out, truth, check.policy, computes), inputs, bad, repeats, rounds)
-        or f"wrong {_place(check, bad, computes)}; no known mistake gives this output",
+        or f"wrong {_place(check, bad, computes)}; {unknown}",
         cross_checks=cross_checks,
-        conclusion=conclusion(cross_checks),
+        conclusion="" if check.against else conclusion(cross_checks),
     )
 
 
@@ -112,6 +115,9 @@ def _cause(
     if repeats is not None and repeats.differing:
         words = "the output changes from call to call: a race, or a read of memory that the kernel never wrote"
         return f"{words}, or dropout, which is not judged" if "dropout" in not_judged.rows() else words
+    if wrong.truth.against:
+        unwritten = int(is_poison(wrong.out).sum())
+        return f"{unwritten} of {wrong.out.numel()} elements were never written" if unwritten else ""
     if nonfinite := explain_nonfinite(wrong.out, bad, inputs, wrong.computes):
         return nonfinite
     is_zero = not bool(wrong.out.any())

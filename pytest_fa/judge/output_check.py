@@ -9,7 +9,7 @@ import torch
 from pytest_fa.attention.rows import RowTruth
 from pytest_fa.errors import WrongResult
 from pytest_fa.judge.error_location import element_index, first_index
-from pytest_fa.judge.policies import POLICIES, Errors, rms
+from pytest_fa.judge.policies import POLICIES, Errors, policy_for, rms
 from pytest_fa.judge.row_outputs import check_rows
 from pytest_fa.judge.truth import Truth
 from pytest_fa.records.checks import Check
@@ -20,6 +20,7 @@ def check_output(out: torch.Tensor, truth: Truth, policy: str) -> Check:
 
     A figure that is not finite is None in the result, and a bound on it does not hold.
     """
+    policy = policy_for(truth, policy)
     errors = Errors(out.double(), out.double() - truth.out, truth, out.dtype)
     bounds, limit = POLICIES[policy](errors)
     ideal = truth.same_precision - truth.out
@@ -41,6 +42,7 @@ def check_output(out: torch.Tensor, truth: Truth, policy: str) -> Check:
         worst=element_index(worst, out),
         worst_got=_finite(float(errors.out.flatten()[worst])),
         worst_want=float(truth.out.flatten()[worst]),
+        against=truth.against,
     )
 
 
@@ -51,7 +53,7 @@ def with_rows(check: Check, output: str, rows: torch.Tensor, truth: RowTruth) ->
 
 def limits(out: torch.Tensor, truth: Truth, policy: str) -> float | torch.Tensor:
     """The largest error that a policy allows in each element of an output; one number if it is the same for all."""
-    return POLICIES[policy](Errors(out.double(), out.double() - truth.out, truth, out.dtype)).limit
+    return POLICIES[policy_for(truth, policy)](Errors(out.double(), out.double() - truth.out, truth, out.dtype)).limit
 
 
 def require_finite(check: Check) -> None:

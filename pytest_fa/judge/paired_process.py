@@ -25,7 +25,6 @@ from pytest_fa.judge.clocks.fresh_data import stacked
 from pytest_fa.judge.clocks.measure import l2_bytes
 from pytest_fa.judge.clocks.paired_timing import Arms, Blocks, paired_timing, prepare_arms
 from pytest_fa.judge.connection import CandidateLost
-from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.records.arm_orders import setup_order
@@ -54,6 +53,7 @@ def run_paired(
     outcome of the result.
     """
     device, stages, truths = torch.device(job.device), Stages(job, report_progress), truths or TruthStore(0)
+    truths.announce = stages.announce_work
     candidates, clock = candidates or [Candidate.in_this_process() for _ in range(ARMS)], PartClock()
     try:
         stages.announce_work()
@@ -189,7 +189,7 @@ def _check_written(timer: ArmTimer, arm: Arm, computes: Computes, policy: Tolera
     The candidate is judged by the job's policy, a baseline by its own manifest's; neither by `fp8` on other inputs.
     """
     inputs, out = stacked(timer.written)
-    truth = truths.with_memory(lambda: truth_of(computes, inputs, arm.variant.rounds, policy))
+    truth = truths.new_truth_of(computes, inputs, arm.variant, policy)
     check = check_output(out, truth, policy)
     if not check.passed:
         message = f"{arm.variant.name}: {check.complaint} in an output of the timed calls"

@@ -32,7 +32,6 @@ from pytest_fa.judge.connection import CandidateLost
 from pytest_fa.judge.delegation import require_no_delegation
 from pytest_fa.judge.diagnosis import conclusion, diagnose, kept_state
 from pytest_fa.judge.fingerprints import fingerprints
-from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.output_check import check_output, require_finite, require_passed, with_rows
 from pytest_fa.judge.own_work import require_own_work
 from pytest_fa.judge.properties import PROPERTIES
@@ -67,7 +66,7 @@ def run_case(
     the kernel becomes the outcome of the result.
     """
     stages, findings = Stages(job, report_progress), Findings(truths or TruthStore(0))
-    candidate = candidate or Candidate.in_this_process()
+    candidate, findings.truths.announce = candidate or Candidate.in_this_process(), stages.announce_work
     stages.limit(candidate)
     device = torch.device(job.device)
     try:
@@ -230,10 +229,10 @@ def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stage
     _repeat_call(job, launch, findings, stages)
     _check_delegation(job, launch)
     stages.announce_work()
-    data, rounds = launch.original_inputs, job.variant.rounds
-    findings.truth = findings.truths.truth_of(job.case.computes, data, rounds, job.policy)
-    truths = findings.truths
-    findings.row_truths = {name: truths.row_truth_of(name, data, rounds, job.policy) for name in findings.more}
+    data, truths = launch.original_inputs, findings.truths
+    own_truth, rounds = job.variant.own_truth, job.variant.rounds
+    findings.truth = truths.truth_of(job.case.computes, data, rounds, job.policy, own_truth)
+    findings.row_truths = truths.row_truths_of(findings.more, data, job.variant, job.policy)
     findings.check = _check_of_output(findings, job.policy)
     findings.fingerprints = fingerprints(data, findings.known_out)
     require_finite(findings.check)
@@ -323,7 +322,7 @@ def _check_written(written: list[Written], job: CaseJob, findings: Findings) -> 
     If a head is wrong, `findings` describe these heads from then on, as the batches of one case.
     """
     inputs, out = stacked(written)  # of data that no other call has, so its truth is not kept
-    truth = findings.truths.with_memory(lambda: truth_of(job.case.computes, inputs, job.variant.rounds, job.policy))
+    truth = findings.truths.new_truth_of(job.case.computes, inputs, job.variant, job.policy)
     check = check_output(out, truth, job.policy)
     if not check.passed:
         findings.inputs, findings.out, findings.truth, findings.check = inputs, out, truth, check
@@ -358,7 +357,8 @@ def _diagnose(job: CaseJob, findings: Findings, inputs: Inputs) -> Diagnosis:
     cross_checks: tuple[CrossCheck, ...] = ()
     if (name := check.only_wrong_rows) in findings.row_truths:
         part, rows = parts.outputs()[name], findings.more[name]
-        return Diagnosis((), explain_rows(part, rows, findings.row_truths[name], inputs), (), "")
+        cause = "" if check.against else explain_rows(part, rows, findings.row_truths[name], inputs)
+        return Diagnosis((), cause, (), "")
     try:
         repeats, rounds = findings.repeats, job.variant.rounds
         cross_checks = findings.truths.cross_checks(job.cross_checks, inputs, truth, rounds, job.policy)

@@ -177,12 +177,18 @@ def absolute(errors: Errors) -> PolicyResult:
     if errors.dtype != torch.float16:
         raise UsageProblem(f"policy 'absolute' judges fp16 only, the output is {errors.dtype}; use 'same_precision'")
     worst = float(errors.error.abs().max())
-    bounds = (_finite(errors), Bound("max", _number(worst), ABSOLUTE_MAX_DIFF, worst < ABSOLUTE_MAX_DIFF))
-    return PolicyResult(bounds, ABSOLUTE_MAX_DIFF)
+    largest = errors.truth.max_error or ABSOLUTE_MAX_DIFF
+    bounds = (_finite(errors), Bound("max", _number(worst), largest, worst < largest))
+    return PolicyResult(bounds, largest)
 
 
 POLICIES: dict[str, Policy] = {"same_precision": same_precision, "absolute": absolute, "fp8": fp8}
 READS_SPREAD = frozenset({"fp8"})  # the policies that need `make_truth(with_spread=True)`
+
+
+def policy_for(truth: Truth, policy: str) -> str:
+    """The policy by which an output is compared with this truth: `absolute` if the user has said the largest error."""
+    return policy if truth.max_error is None else "absolute"
 
 
 def ulp(magnitude: float, dtype: torch.dtype) -> float:

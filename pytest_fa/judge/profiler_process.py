@@ -19,7 +19,6 @@ from pytest_fa.judge.clocks.fresh_data import FreshData, stacked
 from pytest_fa.judge.clocks.measure import l2_bytes
 from pytest_fa.judge.clocks.profiler_time import Profiled, profile_calls
 from pytest_fa.judge.connection import CandidateLost
-from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.output_check import check_output, require_passed
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.records.environment import clock_monitor
@@ -57,7 +56,7 @@ def run_profiler(
     the verdict on the kernel is up to its `CaseJob`.
     """
     device, stages, truths = torch.device("cuda"), Stages(job, report_progress), truths or TruthStore(0)
-    candidate = candidate or Candidate.in_this_process()
+    candidate, truths.announce = candidate or Candidate.in_this_process(), stages.announce_work
     try:
         stages.announce_work()
         stages.limit(candidate)
@@ -84,7 +83,7 @@ def run_profiler(
 def _check_written(profiled: Profiled, job: ProfilerJob, truths: TruthStore) -> None:
     """Require what profiled calls wrote to be right: a kernel that skips its work there has no time."""
     inputs, out = stacked(profiled.written)
-    truth = truths.with_memory(lambda: truth_of(job.case.computes, inputs, job.variant.rounds, job.policy))
+    truth = truths.new_truth_of(job.case.computes, inputs, job.variant, job.policy)
     require_passed(check_output(out, truth, job.policy), f" {PROFILED_OUTPUTS}", "profiled outputs")
 
 

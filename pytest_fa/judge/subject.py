@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -53,12 +53,20 @@ class PropertySubject:
         e4m3, whose descales are rounded, and in fp32, where O and the row sum are rounded as often as they grow, and
         may be added in different orders.
         """
+        if not self.is_plain_attention:
+            return False
         return self._policy == "same_precision" and self._case.dtype not in ("fp32", "e4m3")
+
+    @property
+    def is_plain_attention(self) -> bool:
+        """Whether the truth is attention: of functions of the user's, only their results on given inputs are known."""
+        return self.variant.own_truth is None
 
     @property
     def has_absolute_bound(self) -> bool:
         """Whether the allowed error does not depend on the size of the output."""
-        return self._policy == "absolute"
+        own = self.variant.own_truth
+        return self._policy == "absolute" or (own is not None and own.max_error is not None)
 
     def inputs(self, seed: int = 0) -> Inputs:
         """The case's inputs, with data from `seed`."""
@@ -115,11 +123,11 @@ class PropertySubject:
 
     def exact(self, inputs: Inputs) -> torch.Tensor:
         """The true output, [batch, heads, seq_q, head_dim or seq_k] float64."""
-        return self._truths.truth_of(self.computes, inputs, self.variant.rounds, self._policy).out
+        return self._truth_of(inputs).out
 
-    def exact_rows(self, output: str, inputs: Inputs) -> torch.Tensor:
-        """The true values of a further output, [batch, heads, seq_q] float64."""
-        return self._row_truth_of(output, inputs).exact
+    def exact_rows(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+        """The true values of the further outputs that are judged, [batch, heads, seq_q] float64 each."""
+        return {name: rows.exact for name, rows in self._row_truths_of(self.more_outputs, inputs).items()}
 
     def require_right(
         self, name: str, output: Output, inputs: Inputs, where: str = "", called: Inputs | None = None
@@ -146,12 +154,16 @@ class PropertySubject:
     def _judge(self, output: Output, inputs: Inputs, called: Inputs) -> JudgedOutput:
         """The verdict on a private copy of an output by the truth of `inputs`, on further ones by that of `called`."""
         output = output.clone()
-        truth = self._truths.truth_of(self.computes, inputs, self.variant.rounds, self._policy)
-        row_truths = {more: self._row_truth_of(more, called) for more in output.more}
+        truth = self._truth_of(inputs)
+        row_truths = self._row_truths_of(output.more, called)
         check = check_output(output.out, truth, self._policy)
-        for more, rows in output.more.items():
-            check = with_rows(check, more, rows, row_truths[more])
+        for more, rows_truth in row_truths.items():
+            check = with_rows(check, more, output.more[more], rows_truth)
         return JudgedOutput(output, called if check.only_wrong_rows else inputs, truth, row_truths, check)
 
-    def _row_truth_of(self, output: str, inputs: Inputs) -> RowTruth:
-        return self._truths.row_truth_of(output, inputs, self.variant.rounds, self._policy)
+    def _truth_of(self, inputs: Inputs) -> Truth:
+        variant = self.variant
+        return self._truths.truth_of(self.computes, inputs, variant.rounds, self._policy, variant.own_truth)
+
+    def _row_truths_of(self, outputs: Iterable[str], inputs: Inputs) -> dict[str, RowTruth]:
+        return self._truths.row_truths_of(outputs, inputs, self.variant, self._policy)

@@ -24,6 +24,7 @@ import torch
 from pytest_fa.attention import parts
 from pytest_fa.attention.grouped_heads import repeated
 from pytest_fa.attention.mistake import Positions
+from pytest_fa.attention.rows import RowTruth
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.gpu.quantised import E4M3
@@ -56,6 +57,11 @@ class Truth(NamedTuple):
     row_size: torch.Tensor  # [batch, heads, seq_q] float64
     spread: Spread | None = None
     float32_error: Float32Error | None = None  # for fp32 only
+    # Only if it comes from the user's functions: the truth of further outputs, what stands behind a verdict, and the
+    # largest error that is allowed, if the options have one.
+    rows: tuple[tuple[str, RowTruth], ...] = ()
+    against: str = ""
+    max_error: float | None = None
 
 
 class Operands(NamedTuple):

@@ -7,8 +7,8 @@ read.  Results are found by the bits of their inputs, so random data that are ne
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import torch
@@ -16,7 +16,9 @@ import torch
 from pytest_fa.attention import parts
 from pytest_fa.attention.rows import RowTruth
 from pytest_fa.attention.scores import Computes
+from pytest_fa.catalog.own_truth import OwnTruth
 from pytest_fa.catalog.variant import Rounding, Variant
+from pytest_fa.errors import NoTruth
 from pytest_fa.gpu.inputs import Inputs, clone
 from pytest_fa.judge.cross_checks import cross_check_all
 from pytest_fa.judge.fingerprints import sha256_of
@@ -42,24 +44,71 @@ class _Kept(NamedTuple):
     size_bytes: int
 
 
+class TruthSource(Protocol):
+    """Where the truth comes from that the user's functions compute."""
+
+    def truth_of(self, own: OwnTruth, inputs: Inputs, policy: str) -> Truth:
+        """The truth and the reference of these functions.  Raises `NoTruth`."""
+
+
 class TruthStore:
     """Computes truth, the truth of further outputs and cross-checks, and keeps up to `most_bytes` of the last ones.
 
-    With `most_bytes` = 0 nothing is kept: a process in which a variant runs must not hold the right answer.
+    The truth of a variant with an `own_truth` comes from `source`; before it is asked, `announce` says that this may
+    take long.  With `most_bytes` = 0 nothing is kept: a process in which a variant runs must not hold the right answer.
     """
 
     def __init__(self, most_bytes: int = MAX_BYTES) -> None:
         self._most_bytes = most_bytes
+        self.source: TruthSource | None = None
+        self.announce: Callable[[], object] = lambda: None
         self.is_warm = most_bytes == 0  # whether its process need not load what it computes with any more
         self._kept: OrderedDict[tuple[object, ...], _Kept] = OrderedDict()  # the least recently used comes first
 
-    def truth_of(self, computes: Computes, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> Truth:
-        """Truth and the same-precision reference; see `oracle.truth_of`."""
-        what = ("truth", computes, rounds, policy in READS_SPREAD)
-        return self._once(what, inputs, lambda own: truth_of(computes, own, rounds, policy))
+    def truth_of(
+        self,
+        computes: Computes,
+        inputs: Inputs,
+        rounds: tuple[Rounding, ...],
+        policy: str,
+        own_truth: OwnTruth | None = None,
+    ) -> Truth:
+        """Truth and the same-precision reference: of the user's functions if there are some, else `oracle.truth_of`."""
+        what = ("truth", computes, rounds, policy in READS_SPREAD, own_truth)
+        return self._once(what, inputs, lambda own: self._truth_of(computes, own, rounds, policy, own_truth))
 
-    def row_truth_of(self, output: str, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> RowTruth:
-        """The truth of a further output and its bounds; see `make_row_truth`."""
+    def new_truth_of(self, computes: Computes, inputs: Inputs, variant: Variant, policy: str) -> Truth:
+        """The truth for a variant on data that no other call has: it is not kept."""
+        return self.with_memory(lambda: self._truth_of(computes, inputs, variant.rounds, policy, variant.own_truth))
+
+    def row_truths_of(
+        self, outputs: Iterable[str], inputs: Inputs, variant: Variant, policy: str
+    ) -> dict[str, RowTruth]:
+        """The truth of further outputs and their bounds; see `make_row_truth`.
+
+        Functions of the user's may return fewer outputs than the variant; the others are not judged.
+        """
+        if variant.own_truth is not None:
+            known = dict(self.truth_of(variant.computes, inputs, variant.rounds, policy, variant.own_truth).rows)
+            return {output: known[output] for output in outputs if output in known}
+        return {output: self._row_truth_of(output, inputs, variant.rounds, policy) for output in outputs}
+
+    def _truth_of(
+        self,
+        computes: Computes,
+        inputs: Inputs,
+        rounds: tuple[Rounding, ...],
+        policy: str,
+        own_truth: OwnTruth | None,
+    ) -> Truth:
+        if own_truth is None:
+            return truth_of(computes, inputs, rounds, policy)
+        if self.source is None:
+            raise NoTruth(f"{own_truth.title} needs a process of its own, which this run cannot start")
+        self.announce()
+        return self.source.truth_of(own_truth, inputs, policy)
+
+    def _row_truth_of(self, output: str, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> RowTruth:
         part = parts.outputs()[output]
         return self._once((output, rounds, policy), inputs, lambda own: make_row_truth(part, own, rounds, policy))
 

@@ -98,7 +98,8 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
     ),
     OptionRow(
         "--fa-tolerance",
-        "use this tolerance policy instead of the manifests': same_precision, absolute, fp8",
+        "use this tolerance policy instead of the manifests': same_precision, absolute, fp8; with a truth of your own, "
+        "absolute:MAX allows errors up to MAX",
         "POLICY",
         in_rerun=True,
     ),

@@ -35,6 +35,8 @@ class Options:
     and `selection` the options that select the cases, as they were typed.  `reuses_times` says whether times of
     baselines from the last minutes may stand for new ones: not with -n, for a page, or in CI.
     `listed` are the names and globs of --fa-list, none of them for all variants, and None without that option.
+    `max_error` is the number of `--fa-tolerance=absolute:MAX`.  `reads_truths` says whether a manifest may name the
+    functions with which its variants are compared.
     `is_given` is True if an option of pytest-fa or the id of a shipped test was used.  `named_variants` and
     `named_cases` are those of the test ids on the command line.  `parts` are the options of the features that are used.
     """
@@ -70,6 +72,8 @@ class Options:
     selection: tuple[str, ...] = ()
     reuses_times: bool = False
     parts: tuple[FeatureOptions, ...] = ()
+    max_error: float | None = None
+    reads_truths: bool = True
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -157,6 +161,7 @@ def read(config: pytest.Config) -> Options:
 
 def _read(config: pytest.Config, named_variants: Words, named_cases: Words, rerun: Words) -> Options:
     """The options, with what the test ids of the command line name and the first words of a rerun command."""
+    max_error = values.max_error(tolerance := _text(config, "fa_tolerance"))
     return Options(
         rootdir=(rootdir := config.rootpath),
         variants=values.words_of(_text(config, "fa_variant")),
@@ -168,7 +173,8 @@ def _read(config: pytest.Config, named_variants: Words, named_cases: Words, reru
         defines=_repeated(config, "fa_define"),
         allowed_flags=_repeated(config, "fa_allow_flag"),
         arches=values.arches(_text(config, "fa_arch")),
-        tolerance=values.policy(_text(config, "fa_tolerance")),
+        tolerance=None if max_error else values.policy(tolerance),
+        max_error=max_error,
         watchdog_seconds=values.watchdog_seconds(_text(config, "fa_watchdog")),
         baselines=values.one_of("--fa-baselines", _text(config, "fa_baselines"), values.BASELINES),
         static=_is_on(config, "fa_static"),

@@ -19,6 +19,7 @@ MAX_SEEDS = 100_000
 MAX_REPEATS = 1_000_000
 MANIFEST = "variant.yaml"  # of a variant, in its folder
 MAX_WATCHDOG_SECONDS = 86_400.0
+MAX_ERROR = 1e6
 
 
 def words_of(text: str) -> tuple[str, ...]:
@@ -87,6 +88,19 @@ def watchdog_seconds(text: str) -> float | None:
 def policy(text: str) -> str | None:
     """The policy of --fa-tolerance; None without a text."""
     return one_of("--fa-tolerance", text, TOLERANCES) if text else None
+
+
+def max_error(text: str) -> float | None:
+    """The largest error of --fa-tolerance=absolute:MAX; None for a text without a number."""
+    name, separator, largest = text.partition(":")
+    if name != "absolute" or not separator:
+        return None
+    value = number(largest)
+    if not 0 < value <= MAX_ERROR:  # also false for NaN
+        raise UsageProblem(
+            f"--fa-tolerance={text}: {largest!r} is no largest error; give a number above 0, such as 0.01"
+        )
+    return value
 
 
 def default_folders(here: Path, root: Path) -> tuple[Path, ...]:

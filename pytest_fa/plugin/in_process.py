@@ -61,7 +61,8 @@ def open_inputs(request: pytest.FixtureRequest, case: Case) -> Iterator[Inputs]:
 
 
 def judge_truth(request: pytest.FixtureRequest, case: Case, inputs: Inputs) -> Truth:
-    """Truth for the inputs, with the policy of the test."""
+    """Truth for the inputs, with the policy of the test.  Fails if the variant has a truth of the user's."""
+    _require_no_own_truth(request)
     return truth_of(case.computes, inputs, (), policy_of(request, case))
 
 
@@ -105,6 +106,13 @@ def policy_of(request: pytest.FixtureRequest, case: Case) -> str:
     return policy
 
 
+def _require_no_own_truth(request: pytest.FixtureRequest) -> None:
+    """Fail the test if the variant is compared with the user's functions: they run in another process."""
+    if (variant := variant_of(request)) and variant.own_truth:
+        reason = f"{variant.name} is judged {variant.own_truth.against}, which fa_check and fa_truth do not have"
+        pytest.fail(f"no verdict: {reason}; use fa_run.correct", pytrace=False)
+
+
 def judge_outputs(
     request: pytest.FixtureRequest, case: Case, inputs: Inputs, outputs: Iterable[torch.Tensor], where: str = ""
 ) -> Check:
@@ -112,6 +120,7 @@ def judge_outputs(
 
     `where` is appended to the message of a failure.
     """
+    _require_no_own_truth(request)
     variant, policy = variant_of(request), policy_of(request, case)
     truth = truth_of(case.computes, inputs, variant.rounds if variant else (), policy)
     like = poisoned_output(inputs, case.computes)

@@ -50,6 +50,7 @@ class Check(msgspec.Struct, frozen=True):
     """The verdict on one output.  Indices are (batch, head, query, dim); for scores, (batch, head, query, key).
 
     `lse` is None unless the variant returns the log-sum-exp, whose bound is then one of `bounds`.
+    `against` names the user's functions if the output was compared with those; it is empty for attention.
     """
 
     policy: str
@@ -67,6 +68,7 @@ class Check(msgspec.Struct, frozen=True):
     worst_got: Real | None
     worst_want: Real | None
     lse: LseCheck | None = None
+    against: str = ""
 
     @property
     def rows(self) -> dict[str, LseCheck]:
@@ -95,7 +97,12 @@ class Check(msgspec.Struct, frozen=True):
 
     @property
     def complaint(self) -> str:
-        """The tightest bound in words: the value found and the value allowed, with as many digits as they differ in."""
+        """The tightest bound in words, and against what the output was judged, if that is not attention."""
+        return f"{self._broken_bound} {self.against}".rstrip()
+
+    @property
+    def _broken_bound(self) -> str:
+        """The value found and the value allowed, with as many digits as they differ in."""
         bound = self.tightest
         if bound.name == "finite":
             return f"{self.nonfinite_count} of {self.element_count} elements are NaN or Inf"

@@ -14,7 +14,7 @@ from pytest_fa.records.built import Build
 from pytest_fa.records.checks import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.outcome import Outcome
-from pytest_fa.records.ranges import Name, Rate, Seconds
+from pytest_fa.records.ranges import Name, Rate, Real, Seconds
 from pytest_fa.records.timing import Speed
 
 SCHEMA = 6
@@ -80,6 +80,17 @@ class Ablation(msgspec.Struct, frozen=True):
     parent: str
 
 
+class Reference(msgspec.Struct, frozen=True):
+    """The user's functions with which outputs were compared in place of attention, and the sha256 of their file.
+
+    `max_error` is the largest error that the user allowed; None if the second function said how large an error may be.
+    """
+
+    functions: str
+    sha256: str
+    max_error: Real | None = None
+
+
 class Record(msgspec.Struct, frozen=True):
     """The record of one variant on one case, or of its builds if `kind` is `build`.
 
@@ -91,7 +102,7 @@ class Record(msgspec.Struct, frozen=True):
     `sources` has the sha256 of each module, library and manifest of a Python variant, by its path from the root folder;
     it is empty for other variants, for those of this package, and for older records.  `own_tolerance` says how the
     variant's own manifest makes the checks less strict, such as `tolerance: absolute`; it is empty if it does not, or
-    if the run has a policy of its own.
+    if the run has a policy of its own.  `reference` is None if outputs were compared with attention.
     """
 
     schema: int
@@ -125,6 +136,7 @@ class Record(msgspec.Struct, frozen=True):
     compile_seconds: Seconds = 0.0
     sources: dict[str, str] = {}
     own_tolerance: str = ""
+    reference: Reference | None = None
 
 
 def to_json(value: msgspec.Struct) -> bytes:

@@ -26,6 +26,7 @@ from pytest_fa.candidate.serving import (
     serve_without_attention,
 )
 from pytest_fa.errors import FaError
+from pytest_fa.feature import features
 from pytest_fa.gpu.device import give_memory_back, is_alive
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.clocks.gaps import count_stops
@@ -50,6 +51,7 @@ from pytest_fa.wire.channel import Channel
 from pytest_fa.wire.jobs import (
     CaseJob,
     Connect,
+    ConnectTruth,
     Job,
     PairedJob,
     PrepareJudge,
@@ -62,6 +64,9 @@ from pytest_fa.wire.jobs import (
     encode,
 )
 
+# Of the feature that has the user's functions.  It is imported here, before any kernel runs.
+TRUTH_SOURCE = next((each.named(each.truth_source) for each in features() if each.truth_source), None)
+TRUTH_PROCESS = next((each.named(each.truth_process) for each in features() if each.truth_process), None)
 FIRST_JOB_SECONDS = 0.1  # within which the first job comes if it does not wait for a build
 DYING_SECONDS = 2.0  # a process that dies of a signal closes its connection shortly before it has a wait status
 
@@ -132,20 +137,22 @@ def _fork_worker(control: socket.socket, descriptor: int, role: Callable[[Channe
         if role is judge_jobs:
             refuse_changed_modules()
         else:
-            _prepare_for_variant()
+            _prepare_for_users_code(may_be_debugged=role is not TRUTH_PROCESS)
         os._exit(_exit_status(role, Channel(socket.socket(fileno=descriptor))))
     os.close(descriptor)
     control.send(str(pid).encode())
     return pid
 
 
-def _prepare_for_variant() -> None:
+def _prepare_for_users_code(*, may_be_debugged: bool) -> None:
     """Let a variant be debugged and import from the current folder, and give it the log as an open file of its own.
 
-    The judge imports nothing from that folder.  Flags and position of an open file belong to all processes that share
+    The judge imports nothing from that folder.  No process may attach to that of the user's functions: a
+    candidate would find the truth there.  Flags and position of an open file belong to all processes that share
     it: a variant could make the output of a later one begin far behind the end of the log.
     """
-    allow_attaching()
+    if may_be_debugged:
+        allow_attaching()
     sys.path.insert(0, "")
     log = os.open("/proc/self/fd/1", os.O_WRONLY | os.O_APPEND)
     os.dup2(log, 1)
@@ -166,6 +173,9 @@ def judge_jobs(channel: Channel) -> None:
         match request:
             case Connect():
                 _replace(candidates, request, channel.take_descriptor(), truths)
+                continue
+            case ConnectTruth():
+                _connect_truth(truths, request, channel.take_descriptor())
                 continue
             case PrepareJudge():
                 _prepare(channel, truths)
@@ -199,6 +209,13 @@ def _judged(
             return prepare(job, candidates[0])
 
 
+def _connect_truth(truths: TruthStore, connect: ConnectTruth, descriptor: int | None) -> None:
+    """Ask a new process for the truth of the user's functions; the one before it has ended."""
+    if descriptor is None or TRUTH_SOURCE is None:
+        raise FaError("a process of the user's functions came without its connection")
+    truths.source = TRUTH_SOURCE(Channel(socket.socket(fileno=descriptor)), connect.pid)
+
+
 def _replace(candidates: dict[int, Candidate], connect: Connect, descriptor: int | None, truths: TruthStore) -> None:
     """Put a new candidate in its place; the process of the one before it has ended."""
     if connect.place in candidates:
@@ -229,6 +246,7 @@ ROLES: dict[bytes, Callable[[Channel], None]] = {
     b"bare": serve_without_attention,
     b"profiled": serve_judge_with_profiler,
     b"worker": work,
+    **({b"truth": TRUTH_PROCESS} if TRUTH_PROCESS else {}),
 }
 
 

@@ -104,7 +104,8 @@ class CaseRunner:
         the GPU to itself only if it is right.
         Raises `Refused` if the variant does not support the case, `CannotRun` if this machine cannot run the variant.
         """
-        if reason := variant.refuses(case):
+        own_truth = variant.own_truth
+        if reason := variant.refuses(case) or (own_truth and own_truth.refuses(case, property_name)):
             raise Refused(reason)
         if self._fails_to_build_without_device(variant):
             return self.records.make(kind, variant, case, failed_build(_see_test_build(variant)))
@@ -385,8 +386,8 @@ class CaseRunner:
         return kind == "correct" and self._first_seeds.get((variant.name, case.shape_id), case.id) != case.id
 
     def _cross_checks(self, variant: Variant, case: Case, device: Device) -> tuple[Variant, ...]:
-        """The SDPA backends that support the case on this device; none for a baseline."""
-        if variant.role == "baseline":
+        """The SDPA backends that support the case on this device; none for a baseline, or with an own truth."""
+        if variant.role == "baseline" or variant.own_truth:
             return ()
         return tuple(
             baseline

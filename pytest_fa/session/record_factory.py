@@ -30,6 +30,7 @@ from pytest_fa.records.record import (
     MachineIdentity,
     Record,
     RecordKind,
+    Reference,
     Stage,
 )
 from pytest_fa.records.source import read_source
@@ -132,6 +133,7 @@ class RecordFactory:
             costs=costs,
             sources=sources,
             own_tolerance=_own_tolerance(variant, case, self.options.tolerance),
+            reference=_reference(kind, variant),
             ablation=_ablation(kind, variant),
             is_claim=kind == "correct" and self._is_claim(variant, case),
             other_plugins=self.asker.other_plugins,
@@ -159,6 +161,13 @@ def _ablation(kind: RecordKind, variant: Variant | BrokenVariant) -> Ablation | 
     if isinstance(variant, BrokenVariant) or kind not in JUDGED_KINDS or not variant.omits or not variant.parent:
         return None
     return Ablation(variant.omits, variant.parent)
+
+
+def _reference(kind: RecordKind, variant: Variant | BrokenVariant) -> Reference | None:
+    """The user's functions with which the outputs of this record were compared, if they were."""
+    if isinstance(variant, BrokenVariant) or variant.own_truth is None or kind == "build":
+        return None
+    return Reference(variant.own_truth.title, variant.own_truth.sha256, variant.own_truth.max_error)
 
 
 def _own_tolerance(variant: Variant | BrokenVariant, case: Case | None, policy: str | None) -> str:

@@ -13,6 +13,7 @@ from pytest_fa.build.cache import require_safe
 from pytest_fa.catalog.discover import BUILTIN_ROOT, Catalog, discover
 from pytest_fa.catalog.fit import EVERYTHING, Fits
 from pytest_fa.catalog.kernels_folder import absence, missing_manifest
+from pytest_fa.catalog.own_truth import with_own_truth
 from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
 from pytest_fa.catalog.suites import DEFAULT_SUITE
@@ -35,7 +36,9 @@ class RunPlan:
     def catalog(self) -> Catalog:
         """Every variant that can be selected."""
         instead = tuple(part.kernels for part in self.options.parts if part.kernels)
-        return discover(instead or self.options.kernels)
+        catalog = discover(instead or self.options.kernels)
+        with_truths = {name: self._with_own_truth(variant) for name, variant in catalog.variants.items()}
+        return msgspec.structs.replace(catalog, variants=with_truths)
 
     @functools.cached_property
     def plan(self) -> Plan:
@@ -134,6 +137,14 @@ class RunPlan:
             reason = self.absence(problem.name)
             raise UsageProblem(f"{problem}; {reason}" if reason else str(problem)) from None
 
+    def _with_own_truth(self, variant: Variant) -> Variant:
+        """The variant with the user's functions with which this run compares it, if there are some."""
+        options = self.options
+        if not options.reads_truths:
+            return variant
+        of_options = (part.own_truth for part in options.parts)
+        return with_own_truth(variant, of_options, options.max_error, options.watchdog_seconds)
+
     @property
     def _fits(self) -> Fits:
         """The parts of a suite's cases that may be adapted to a variant.  With `--fa-dtype` the dtype stays."""
@@ -147,6 +158,7 @@ def _require_consistent(options: Options, plan: Plan) -> None:
     if options.tolerance == "absolute":
         _require_fp16(plan)
     _require_fit_for_probes(options, plan)
+    _require_allowed_errors(options, plan)
 
 
 def _require_dtypes(options: Options, plan: Plan) -> None:
@@ -167,6 +179,23 @@ def _require_fp16(plan: Plan) -> None:
             raise UsageProblem(
                 f"--fa-tolerance=absolute judges fp16 only; {variant.name} supports only {dtype} (use same_precision)"
             )
+
+
+def _require_allowed_errors(options: Options, plan: Plan) -> None:
+    """Raise `UsageProblem` if nothing says how far a kernel may be from the user's own truth, or if it has none."""
+    judged = [variant for variant in plan.runnable if variant.is_judged and not variant.runs_beside_others]
+    truths = [variant.own_truth for variant in judged if variant.own_truth]
+    if own := next((own for own in truths if not own.has_allowed_error), None):
+        raise UsageProblem(
+            f"{own.title} says what is true, not how large an error may be, so nothing is judged; add a second "
+            f"function, the same formula with the kernel's roundings ({own.title},reference), or "
+            f"--fa-tolerance=absolute:MAX"
+        )
+    if options.max_error is not None and (plain := next((each for each in judged if not each.own_truth), None)):
+        raise UsageProblem(
+            f"--fa-tolerance=absolute:{options.max_error:g} is for a truth of your own, and {plain.name} has none; "
+            f"add --fa-truth=FILE.py:FUNCTION, or use same_precision"
+        )
 
 
 def _require_fit_for_probes(options: Options, plan: Plan) -> None:

@@ -27,7 +27,7 @@ from pytest_fa.table.baselines import baseline_name, best_baseline, comparable, 
 from pytest_fa.table.failure import failure_text
 from pytest_fa.table.layout import Style, TextLine
 from pytest_fa.table.rows import NOT_ATTENTION, ratio_text
-from pytest_fa.table.tolerance_lines import tolerance_part
+from pytest_fa.table.tolerance_lines import reference_part, tolerance_part
 
 Times = dict[str, dict[str, Speed]]  # by variant, then by shape id
 
@@ -75,7 +75,8 @@ def answer_lines(records: list[Record], run: RunFacts) -> list[TextLine]:
     else:
         text = _about_many(by_variant, records, times, run.why_not_run)
     command = _next_command(subjects, records, times, run)
-    answer = TextLine("; ".join([text, *tolerance_part(subjects), *run.failures]), _style(records, run))
+    judged_by = [*tolerance_part(subjects), *reference_part(subjects)]
+    answer = TextLine("; ".join([text, *judged_by, *run.failures]), _style(records, run))
     return [answer, *(TextLine(line) for line in (_cause(subjects, records), command) if line)]
 
 
@@ -189,6 +190,8 @@ def _has_no_verdict(record: Record) -> bool:
 
 
 def _is_judged(record: Record) -> bool:
+    if record.outcome == Outcome.INCONCLUSIVE:
+        return False
     has_verdict = record.check is not None or record.kind == "property" or _is_failure(record)
     return record.kind in JUDGED_KINDS and has_verdict
 

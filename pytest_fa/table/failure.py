@@ -40,7 +40,8 @@ def failure_text(record: Record, of_features: Iterable[str] = ()) -> str:
 
 def check_lines(check: Check, computes: Computes = "attention") -> list[str]:
     """The lines of one check: policy, bounds, number of bad elements, first and worst element."""
-    lines = [f"  policy {check.policy}:", *(_bound_line(bound) for bound in check.bounds)]
+    against = f", {check.against}" if check.against else ""
+    lines = [f"  policy {check.policy}{against}:", *(_bound_line(bound) for bound in check.bounds)]
     max_error, rms_error = check.same_precision_max_error, check.same_precision_rms_error
     lines.append(f"  same-precision reference: max {max_error:.3e}, rms {rms_error:.3e}")
     lines.append(f"  elements: {check.bad_count} of {check.element_count} bad, {check.nonfinite_count} NaN or Inf")

@@ -19,7 +19,7 @@ from pytest_fa.records.spread import is_clear_ratio, is_noisy, is_wide_ratio
 from pytest_fa.records.timing import ON_CPU, Speed
 from pytest_fa.table.baselines import baseline_title, best_baseline, comparable, for_comparison
 from pytest_fa.table.timing_notes import timing_notes
-from pytest_fa.table.tolerance_lines import tolerance_lines
+from pytest_fa.table.tolerance_lines import reference_lines, tolerance_lines
 
 NOTHING = "-"
 SECONDS_PER_MINUTE = 60
@@ -207,7 +207,7 @@ def notes(records: list[Record]) -> list[str]:
     same = [(arch, names) for (arch, _), names in by_code.items() if len(names) > 1]
     lines += [f"judged without NaN-filled shared memory: {reason}" for reason in _reasons_for_no_smem_poison(records)]
     lines += timing_notes(records)
-    lines += tolerance_lines(records)
+    lines += [*tolerance_lines(records), *reference_lines(records)]
     return [*unprotected, *lines, *(f"same machine code for {arch}: {', '.join(names)}" for arch, names in same)]
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import BUILTIN_ROOT
+from pytest_fa.catalog.own_truth import OwnTruth
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.records.checks import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.outcome import Outcome
@@ -241,12 +242,30 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
     place: int = 0
 
 
+class ConnectTruth(msgspec.Struct, frozen=True, tag="connect_truth"):
+    """A new process of the user's functions for the next jobs; its connection comes beside this message."""
+
+    pid: int
+
+
 class PrepareJudge(msgspec.Struct, frozen=True, tag="prepare_judge"):
     """A judge is to open the GPU and to load what it needs there, unless a job comes first.  It sends no answer."""
 
 
+def own_truth_of(job: Job) -> OwnTruth | None:
+    """The user's functions with which a variant of the job is compared, if there are some."""
+    match job:
+        case PairedJob():
+            variants = [arm.variant for pair in job.arm_pairs for arm in (pair.candidate, pair.baseline)]
+        case CaseJob() | ProfilerJob():
+            variants = [job.variant]
+        case _:
+            variants = []
+    return next((variant.own_truth for variant in variants if variant.own_truth), None)
+
+
 Job = CaseJob | PairedJob | ProfilerJob | PrepareProfiler
-JudgeRequest = Job | Connect | PrepareJudge  # to a judge
+JudgeRequest = Job | Connect | ConnectTruth | PrepareJudge  # to a judge
 Result = CaseResult | PairedResult | ProfilerResult
 
 

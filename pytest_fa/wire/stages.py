@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from pytest_fa.errors import ENTRY, ChangedBuild, DeviceLost, LaunchError, Tampering, UnsupportedCase, WrongResult
+from pytest_fa.errors import (
+    ENTRY,
+    ChangedBuild,
+    DeviceLost,
+    LaunchError,
+    NoTruth,
+    Tampering,
+    UnsupportedCase,
+    WrongResult,
+)
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Stage, StageName
 from pytest_fa.wire.compiling import CompilingCalls
@@ -113,6 +122,7 @@ def outcome_of(problem: Exception) -> Outcome:
         UnsupportedCase: Outcome.UNSUPPORTED,
         LaunchError: Outcome.LAUNCH_FAILED,
         DeviceLost: Outcome.DEVICE_ERROR,
+        NoTruth: Outcome.INCONCLUSIVE,
         Tampering: Outcome.CHEAT,  # before WrongResult, which it is as well
         WrongResult: Outcome.WRONG,
     }

@@ -41,6 +41,7 @@ GIVEN: dict[str, tuple[str, str, Any]] = {
     "--fa-trials": ("20", "sweep.trials", 20),
     "--fa-study": ("sqlite:///study.db", "sweep.study", "sqlite:///study.db"),
     "--fa-sampler": ("nsga2", "sweep.sampler", "nsga2"),
+    "--fa-truth": ("window.py:truth", "truth.text", "window.py:truth"),
     "--fa-baselines": ("all", "baselines", "all"),
     "--fa-watch": ("true", "watch", True),
     "--fa-selftest": ("true", "selftest", True),

@@ -95,7 +95,8 @@ def wrong_bounds(check: Check, case: Case | None, *, has_own_shape: bool = False
         return
     bounds = {bound.name: bound for bound in check.bounds}
     for bound in check.bounds:
-        allowed = ALLOWED.get((check.policy, bound.name), bound.allowed)
+        is_users = check.against and check.policy == "absolute"  # the largest error that the user allowed
+        allowed = bound.allowed if is_users else ALLOWED.get((check.policy, bound.name), bound.allowed)
         if bound.allowed != allowed:
             yield f"bound {bound.name!r} allows {bound.allowed}, policy {check.policy!r} allows {allowed}"
     if check.policy == "same_precision" and dtype != "fp32":

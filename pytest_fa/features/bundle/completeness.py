@@ -14,6 +14,7 @@ from typing import Any
 from pytest_fa.features.bundle.bundle_manifest import BundleManifest
 from pytest_fa.features.gate.gated import SHORT_DIGITS, Gate
 from pytest_fa.records.record import Record, to_json
+from pytest_fa.table.tolerance_lines import reference_lines
 
 MAX_CLOCK_ERROR = timedelta(days=1)  # between the maker's clock and this one
 MAX_NAMED = 3
@@ -94,3 +95,4 @@ def notes(records: Sequence[Record], hashes: Mapping[str, str]) -> Iterator[str]
             yield f"{record.variant}: gated against commit {commit}, whose sources are not in the bundle"
     declared = {record.variant: record.own_tolerance for record in records if record.own_tolerance and record.check}
     yield from (f"{variant}: judged by its own manifest's {text}" for variant, text in declared.items())
+    yield from reference_lines(records)

@@ -136,7 +136,7 @@ class JudgeDocument(msgspec.Struct, frozen=True):
     case has judged; it is empty after a failure, which ends the run.  `failure` is null unless something failed.
     `bottlenecks` is empty without `--ncu`.  `records` is the path of the file with everything that was measured; null
     if nothing was.  `tolerance` is the policy of the caller.  `own_tolerance` is what the variant's own manifest
-    declares about how it is judged: a policy there has no effect, `rounds` have one.
+    declares about how it is judged: a policy or a truth there has no effect, `rounds` have one.
     """
 
     schema_version: Annotated[str, msgspec.Meta(pattern=r"^1\.[0-9]+$")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import msgspec
 
 import pytest_fa
 from pytest_fa.catalog.own_tolerance import DEFAULT, own_tolerance
+from pytest_fa.catalog.own_truth import of_manifest
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError
 from pytest_fa.features.judge_command import conclude
@@ -87,9 +89,10 @@ def _document(
         times=conclude.times_of(variant, run.gate),
         bottlenecks=conclude.bottlenecks_of(run),
         tolerance=question.policy,
-        own_tolerance=own_tolerance(variant),
+        own_tolerance="; ".join(filter(None, (own_tolerance(variant), _own_truth(variant)))),
         next_steps=(
             *_tolerance_step(variant, status, question.policy),
+            *_truth_step(variant, status),
             *conclude.next_steps(question, status, run, on_gpu=device == "cuda"),
         ),
         rerun_command=question.rerun_command(failure.case.id if is_one_case and failure and failure.case else ""),
@@ -104,6 +107,18 @@ def _tolerance_step(variant: Variant, status: Status, policy: str) -> tuple[str,
     if status != Status.WRONG or variant.tolerance in (policy, DEFAULT):
         return ()
     return (f"its manifest asks for another tolerance policy; if you accept that: --tolerance={variant.tolerance}",)
+
+
+def _truth_step(variant: Variant, status: Status) -> tuple[str, ...]:
+    """What to do about a wrong result if the manifest names functions with which its kernel is to be compared."""
+    if status != Status.WRONG or not _own_truth(variant):
+        return ()
+    command = shlex.join(["pytest", f"--fa-variant={variant.name}"])
+    return (f"judge compares with attention, never with a truth of the manifest; {command} uses that",)
+
+
+def _own_truth(variant: Variant) -> str:
+    return f"truth: {own.title}" if (own := of_manifest(variant)) else ""
 
 
 def _document_without_run(question: Question, status: Status, reason: str, seconds: float) -> JudgeDocument:

@@ -18,8 +18,8 @@ from pytest_fa.judge.subject import PropertySubject
 def hard_data(subject: PropertySubject) -> None:
     """Outputs are right on data that reveal numerical shortcuts: large scores, one-hot rows, shifted keys and others.
 
-    An output is judged by the truth of its own inputs, or of other inputs with which the exact result must agree; a
-    log-sum-exp always by that of its own.
+    An output is judged by the truth of its own inputs, or of other inputs with which the exact result of attention must
+    agree; a log-sum-exp always by that of its own.
     """
     inputs = subject.inputs()
     for name, changed, equivalent in (
@@ -34,7 +34,8 @@ def hard_data(subject: PropertySubject) -> None:
         *_reversed(inputs),
     ):
         output = subject.call(changed)
-        subject.require_right("hard_data", output, equivalent or changed, f" ({name})", called=changed)
+        judged = equivalent if equivalent is not None and subject.is_plain_attention else changed
+        subject.require_right("hard_data", output, judged, f" ({name})", called=changed)
     inputs_of_ones = subject.changed(inputs, lambda x: x._replace(v=torch.ones_like(x.v)))
     output = subject.call(inputs_of_ones)
     subject.require_right("hard_data", output, inputs_of_ones, " (V full of ones)")
@@ -219,8 +220,8 @@ def contained_nan(subject: PropertySubject) -> None:
         (changed.k if what == "key" else changed.q)[:, 1, place] = float("nan")
         output = subject.call(changed)
         _require_nan(output, subject.exact(changed).isnan(), f"{what} {place} of head 1")
-        for more in subject.more_outputs:
-            _require_nan_rows(subject, changed, output, more, f"{what} {place} of head 1")
+        for more, exact in subject.exact_rows(changed).items():
+            _require_nan_rows(exact, output, more, f"{what} {place} of head 1")
 
 
 def _require_nan(output: Output, expected: torch.Tensor, where: str) -> None:
@@ -238,14 +239,14 @@ def _require_nan(output: Output, expected: torch.Tensor, where: str) -> None:
     raise WrongResult("contained_nan", f"contained_nan (NaN in {where}): {message}: the kernel hides a NaN")
 
 
-def _require_nan_rows(subject: PropertySubject, inputs: Inputs, output: Output, more: str, where: str) -> None:
+def _require_nan_rows(exact: torch.Tensor, output: Output, more: str, where: str) -> None:
     """Raise `WrongResult` unless a further output has NaN in each row that sees a NaN of the inputs.
 
     A kernel that tests the row sum with `l > 0` returns -inf, as for a row that sees no key.
     """
     rows = output.more[more]
     has_nan = rows.isnan() & ~is_poison(rows)
-    wrong = subject.exact_rows(more, inputs).isnan() & ~has_nan  # [batch, heads, seq_q]
+    wrong = exact.isnan() & ~has_nan  # [batch, heads, seq_q]
     if not wrong.any():
         return
     row = tuple(wrong.nonzero()[0].tolist())

@@ -199,7 +199,7 @@ def test_the_log_sum_exp_and_cross_checks_are_shared(monkeypatch: pytest.MonkeyP
     store, inputs = TruthStore(), inputs_of()
     truth = store.truth_of("attention", inputs, (), POLICY)
     for _ in range(2):
-        store.row_truth_of("lse", inputs, (), POLICY)
+        store._row_truth_of("lse", inputs, (), POLICY)
         store.cross_checks((), inputs, truth, (), POLICY)
     assert len(results) == 1
 

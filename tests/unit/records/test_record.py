@@ -63,6 +63,7 @@ LATER: dict[str, object] = {"other_plugins": (), "is_claim": False, "machine": N
     "compile_seconds": 0.0,
     "sources": {},
     "own_tolerance": "",
+    "reference": None,
 }
 
 

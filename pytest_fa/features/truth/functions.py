@@ -1,0 +1,81 @@
+"""Find the functions of `--fa-truth` and of a manifest's `truth` in their file, without running it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import os
+from pathlib import Path
+
+from pytest_fa.catalog.own_truth import OwnTruth
+from pytest_fa.errors import UsageProblem, suggestion
+
+FORM = "FILE.py:TRUTH or FILE.py:TRUTH,REFERENCE"
+MAX_FUNCTIONS = 2
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+@functools.lru_cache(maxsize=64)
+def functions_of(where: str, text: str, folder: Path) -> OwnTruth:
+    """The functions that a text names, in a file relative to `folder`.  `where` is the option or the key.
+
+    Raises `UsageProblem` for a text of another form, a file that cannot be read and a function that is not in it.
+    """
+    file, separator, listed = text.rpartition(":")
+    names = [name.strip() for name in listed.split(",")]
+    is_listed = len(names) <= MAX_FUNCTIONS and all(name.isidentifier() for name in names)
+    if not separator or not file.endswith(".py") or not is_listed:
+        raise UsageProblem(f"{where}: {text!r} is not {FORM}")
+    path = Path(os.path.abspath(folder / Path(file).expanduser()))  # noqa: PTH100  # `..` without links
+    source = _source(where, path)
+    definitions = _definitions(where, path, source)
+    for name in names:
+        if name not in definitions:
+            known = ", ".join(definitions) or "no function"
+            raise UsageProblem(f"{where}: {path} has no {name!r}{suggestion(name, definitions)} (it has: {known})")
+    return OwnTruth(
+        path=str(path),
+        shown_path=file,
+        function=names[0],
+        sha256=hashlib.sha256(source).hexdigest(),
+        reference=names[1] if len(names) == MAX_FUNCTIONS else None,
+        takes=_keywords(definitions[names[0]]),
+    )
+
+
+def _source(where: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise UsageProblem(f"{where}: {path} cannot be read: {problem.strerror}") from None
+
+
+def _definitions(where: str, path: Path, source: bytes) -> dict[str, Definition | None]:
+    """The names that the file defines at its top level; None for one that is no plain function."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError) as problem:
+        line = getattr(problem, "lineno", None) or 1
+        raise UsageProblem(f"{where}: {path}, line {line}: {getattr(problem, 'msg', problem)}") from None
+    found: dict[str, Definition | None] = {}
+    pending: list[ast.AST] = list(reversed(tree.body))
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found[node.name] = None if node.decorator_list else node
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= dict.fromkeys(alias.asname or alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found[node.id] = None
+        if not isinstance(node, SCOPES):
+            pending += reversed(list(ast.iter_child_nodes(node)))
+    return found
+
+
+def _keywords(definition: Definition | None) -> tuple[str, ...] | None:
+    """The keyword arguments that a function takes; None if only a call can tell."""
+    if definition is None or definition.args.kwarg is not None:
+        return None
+    return tuple(argument.arg for argument in (*definition.args.args, *definition.args.kwonlyargs))

@@ -1,0 +1,115 @@
+"""The process of the user's functions: it imports their file, and calls them on inputs that the judge sends.
+
+It is neither the judge's nor a candidate's.  It gets q, k and v of a call and nothing of what a candidate wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import torch
+
+from pytest_fa.errors import FaError
+from pytest_fa.features.truth.judge_side.messages import TruthAnswer, TruthQuestion, memory_of, read_tensors
+from pytest_fa.wire.channel import Channel
+from pytest_fa.wire.user_traceback import CALL_HINT, explanation_of
+
+UsersFunction = Callable[..., Any]
+
+
+class Unusable(FaError):
+    """A function returned what is no output."""
+
+
+def serve_functions(channel: Channel) -> None:
+    """TruthAnswer questions until the judge closes the connection."""
+    modules: dict[str, Any] = {}
+    while True:
+        try:
+            question = msgspec.json.decode(channel.receive(), type=TruthQuestion)
+        except EOFError:
+            return
+        descriptor = channel.take_descriptor()
+        answer, memory = _answer(question, descriptor, modules)
+        if descriptor is not None:
+            os.close(descriptor)
+        channel.send(msgspec.json.encode(answer), memory)
+        if memory is not None:
+            os.close(memory)
+
+
+def _answer(question: TruthQuestion, descriptor: int | None, modules: dict[str, Any]) -> tuple[TruthAnswer, int | None]:
+    try:
+        q, k, v = (tensor.to(question.device) for tensor in read_tensors(descriptor, question.shapes))
+        function = _function(question, modules)
+        outputs = _outputs(_call(function, question, q, k, v), question)
+    except (Unusable, SystemExit) as problem:
+        return TruthAnswer(problem=str(problem) or "ended its process"), None
+    except Exception as problem:  # noqa: BLE001  # a user's function may raise anything
+        first, *rest = explanation_of(problem).replace(CALL_HINT, "").splitlines()
+        return TruthAnswer(problem=f"raised {first}", details="\n".join(rest)), None
+    finally:
+        if question.device == "cuda":
+            torch.cuda.empty_cache()
+    return TruthAnswer(shapes=tuple(tuple(each.shape) for each in outputs)), memory_of(outputs)
+
+
+def _function(question: TruthQuestion, modules: dict[str, Any]) -> UsersFunction:
+    """The function, of the file as it was when the run began."""
+    if question.path not in modules:
+        path = Path(question.path)
+        if hashlib.sha256(path.read_bytes()).hexdigest() != question.sha256:
+            raise Unusable("has changed since the run began; run it again")
+        sys.path.insert(0, str(path.parent))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None  # noqa: S101  # the path ends with .py
+        assert spec.loader is not None  # noqa: S101  # as above
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)
+        spec.loader.exec_module(module)
+        modules[question.path] = module
+    function = getattr(modules[question.path], question.function, None)
+    if not callable(function):
+        raise Unusable("is not a function")
+    return cast("UsersFunction", function)
+
+
+def _call(function: UsersFunction, question: TruthQuestion, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:  # noqa: ANN401  # what a user's function returns
+    """Call the function with those of the keywords that it takes."""
+    keywords = {**question.keywords, "dtype": getattr(torch, question.dtype)}
+    parameters = inspect.signature(function).parameters.values()
+    if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        names = {each.name for each in parameters}
+        if missing := [name for name in question.needed if name not in names]:
+            raise Unusable(f"takes no keyword argument `{missing[0]}`, without which this call cannot be judged")
+        keywords = {name: value for name, value in keywords.items() if name in names}
+    with torch.no_grad():
+        return function(q, k, v, **keywords)
+
+
+def _outputs(result: Any, question: TruthQuestion) -> tuple[torch.Tensor, ...]:  # noqa: ANN401  # as above
+    """The output, and the log-sum-exp if the function returns it."""
+    outputs = result if isinstance(result, tuple | list) else (result,)
+    expected = (list(question.out_shape), list(question.out_shape[:3]))
+    if not 1 <= len(outputs) <= len(expected) or not all(isinstance(each, torch.Tensor) for each in outputs):
+        raise Unusable(f"returned {_described(result)}; return the output, or (out, lse), as tensors")
+    for name, tensor, shape in zip(("output", "log-sum-exp"), outputs, expected, strict=False):
+        if list(tensor.shape) != shape:
+            raise Unusable(f"returned an {name} of shape {list(tensor.shape)}; the kernel's is {shape}")
+        if tensor.dtype != torch.float64 and question.is_exact:
+            raise Unusable(f"returned {str(tensor.dtype).removeprefix('torch.')}; compute and return float64")
+    return tuple(each.detach().double().cpu().contiguous() for each in outputs)
+
+
+def _described(result: Any) -> str:  # noqa: ANN401  # as above
+    if isinstance(result, tuple | list):
+        return f"{len(result)} values ({', '.join(type(each).__name__ for each in result)})"
+    return "nothing" if result is None else type(result).__name__

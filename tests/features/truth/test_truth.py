@@ -1,0 +1,308 @@
+"""--fa-truth and the manifest key `truth`: judging against functions of the user's in place of attention."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.errors import UsageProblem
+from pytest_fa.features.truth.functions import functions_of
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import Record
+from tests.projects import CASE, ONE_CASE, NewProject, Project, Run
+
+# A window of 16 keys; `off_by_one` sees 17.
+KERNEL = """\
+import torch
+
+
+def attend(q, k, v, scale, window):
+    scores = q.float() @ k.float().transpose(2, 3) * scale
+    distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
+    scores = scores.masked_fill((distance < 0) | (distance >= window), float("-inf"))
+    return (torch.softmax(scores, -1).nan_to_num() @ v.float()).to(q.dtype)
+
+
+def forward(q, k, v, *, scale, causal="none", out=None):
+    return attend(q, k, v, scale, 16)
+
+
+def off_by_one(q, k, v, *, scale, causal="none", out=None):
+    return attend(q, k, v, scale, 17)
+"""
+TRUTH = """\
+import os
+import time
+
+import torch
+
+
+def weights(q, k, scale):
+    distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
+    scores = q @ k.transpose(2, 3) * scale
+    scores = scores.masked_fill((distance < 0) | (distance >= 16), float("-inf"))
+    return torch.softmax(scores, -1).nan_to_num()
+
+
+def truth(q, k, v, *, scale):
+    return weights(q, k, scale) @ v
+
+
+def reference(q, k, v, *, scale, dtype):
+    p = weights(q, k, scale)
+    largest = p.amax(-1, keepdim=True).clamp_min(1e-300)
+    return (p / largest).to(dtype).double() @ v * largest
+
+
+def nan(q, k, v, *, scale):
+    out = truth(q, k, v, scale=scale)
+    out[0, 1, 2, 3] = float("nan")
+    return out
+
+
+def short(q, k, v, *, scale):
+    return truth(q, k, v, scale=scale)[:, :, 1:]
+
+
+def half(q, k, v, *, scale):
+    return truth(q, k, v, scale=scale).half()
+
+
+def kernel(q, k, v, *, scale):
+    return truth(q.half().float(), k.half().float(), v.half().float(), scale=scale).half().double()
+
+
+def raises(q, k, v, *, scale):
+    raise ValueError("no such window")
+
+
+def nothing(q, k, v, *, scale):
+    pass
+
+
+def window(q, k, v, *, scale, size):
+    return truth(q, k, v, scale=scale)
+
+
+def hangs(q, k, v, *, scale):
+    time.sleep(1000)
+
+
+def ends(q, k, v, *, scale):
+    os._exit(3)
+
+
+def other(q, k, v, *, scale):
+    return truth(q, k, v, scale=scale) * 1.1
+"""
+BAD = {
+    "nan": "returned NaN at [0, 1, 2, 3], not finite in 1 of 8192 elements (the output of a row that sees no key is 0)",
+    "short": "returned an output of shape [1, 2, 63, 64]; the kernel's is [1, 2, 64, 64]",
+    "half": "returned float16; compute and return float64",
+    "kernel": "does not compute in float64: V times 1 + 1e-12 gives the same output, as a kernel's would be",
+    "raises": "raised ValueError: no such window (window.py:43)",
+    "nothing": "returned nothing; return the output, or (out, lse), as tensors",
+    "window": "raised TypeError: window() missing 1 required keyword-only argument: 'size'",
+    "hangs": "did not return within 6 s; --fa-watchdog=SECONDS allows it more",
+    "ends": "ended its process",
+}
+BAD_REFERENCES = {
+    "truth": "rounds nothing: it returns what truth returns",
+    "other": "is 0.1 (RMS, relative) away from truth; roundings cause at most 0.0063, so it computes something else",
+}
+SUPPORTS = "supports: {device: [cpu, cuda], causal: [none, top_left], dtype: [fp16, bf16], head_dim: [64]}\n"
+PLAIN = f'entry: {{kind: python, target: "entry:forward"}}\n{SUPPORTS}'
+FILE = "../../window.py"
+
+
+def manifest() -> Iterator[str]:
+    """A manifest whose variants have the kernel and different functions."""
+    yield f"{PLAIN}truth: {FILE}:truth,reference\nvariants:\n  slide: {{}}\n"
+    yield "  slide_off: {target: 'entry:off_by_one'}\n"
+    yield from (f"  slide_{name}: {{truth: '{FILE}:{name},reference'}}\n" for name in BAD)
+    yield from (f"  slide_of_{name}: {{truth: '{FILE}:truth,{name}'}}\n" for name in BAD_REFERENCES)
+
+
+@pytest.fixture(scope="module")
+def slides(new_project: NewProject) -> Project:
+    """The kernels, with functions that their manifest names."""
+    project = new_project("slides")
+    project.write("window.py", TRUTH)
+    project.python_variant("slides", KERNEL, "".join(manifest()))
+    return project
+
+
+@pytest.fixture(scope="module")
+def judged(slides: Project) -> Run:
+    """One run of all of them, on one case."""
+    return slides.suite(ONE_CASE, "-k", "test_correct", "--fa-watchdog=6", "--fa-variant=slide*")
+
+
+def record_of(project: Project, name: str) -> Record:
+    """The record of a variant."""
+    (record,) = [record for record in project.records if record.variant == name and record.kind == "correct"]
+    return record
+
+
+@pytest.mark.usefixtures("judged")
+@pytest.mark.parametrize(("name", "outcome"), [("slide", Outcome.OK), ("slide_off", Outcome.WRONG)])
+def test_a_window_is_judged(slides: Project, name: str, outcome: Outcome) -> None:
+    """A kernel with a sliding window is right by the functions of its manifest; one key more is wrong."""
+    record = record_of(slides, name)
+    assert record.reference is not None
+    assert record.check is not None
+    assert (record.outcome, record.reference.functions, record.check.against) == (
+        outcome,
+        f"{FILE}:truth,reference",
+        f"against your reference {FILE}:truth,reference",
+    )
+
+
+@pytest.mark.usefixtures("judged")
+def test_known_mistakes_are_not_compared(slides: Project) -> None:
+    """The diagnosis of such an output says that it knows only plain attention, and asks no SDPA backend."""
+    diagnosis = record_of(slides, "slide_off").diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.cause, diagnosis.cross_checks, diagnosis.conclusion) == (
+        "wrong in query 16 to 63 of 64; the diagnosis knows only mistakes in plain attention",
+        (),
+        "",
+    )
+
+
+@pytest.mark.usefixtures("judged")
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_truth_gives_no_verdict(slides: Project, name: str) -> None:
+    """Whatever is no truth gets one sentence, and the kernel no verdict."""
+    record = record_of(slides, f"slide_{name}")
+    expected = f"your reference {FILE}:{name} {BAD[name]}; nothing was judged"
+    assert (record.outcome, record.check, record.message.splitlines()[0]) == (Outcome.INCONCLUSIVE, None, expected)
+
+
+@pytest.mark.usefixtures("judged")
+@pytest.mark.parametrize("name", BAD_REFERENCES)
+def test_a_bad_reference_gives_no_verdict(slides: Project, name: str) -> None:
+    """A reference that rounds nothing, or computes something else, allows no error that means anything."""
+    record = record_of(slides, f"slide_of_{name}")
+    expected = f"your reference {FILE}:{name} {BAD_REFERENCES[name]}; nothing was judged"
+    assert (record.outcome, record.message) == (Outcome.INCONCLUSIVE, expected)
+
+
+def test_every_verdict_is_marked(judged: Run) -> None:
+    """The line below the table, the answer and the failure say against what was judged; no verdict, no such line."""
+    lines = [line for line in judged.outlines if "against your reference" in line]
+    notes = [line for line in lines if "not against attention" in line]
+    assert notes == [
+        f"{name}: judged against your reference {FILE}:truth,reference, not against attention"
+        for name in ("slide", "slide_off")
+    ]
+    assert any(re.match(r"wrong: max error \S+, allowed \S+ against your reference", line) for line in lines)
+    assert judged.ret == 1
+
+
+@pytest.fixture(scope="module")
+def plain(new_project: NewProject) -> Project:
+    """The kernel without functions in its manifest."""
+    project = new_project("plain_slide")
+    project.write("window.py", TRUTH)
+    project.python_variant("slide", KERNEL, PLAIN)
+    return project
+
+
+def test_the_option_judges_every_candidate(plain: Project) -> None:
+    """With --fa-truth and a largest error the kernel is right, timed calls too; a masked case is not asked for."""
+    masked = CASE.replace("-fp16", "-fp16-causal")
+    run = plain.suite(
+        f"--fa-case={CASE},{masked}",
+        "--fa-truth=window.py:truth",
+        "--fa-tolerance=absolute:0.01",
+        "-rs",
+        *("-k", "(test_correct or test_speed) and slide"),
+    )
+    records = [record for record in plain.records if record.variant == "slide"]
+    assert [(record.kind, record.outcome) for record in records] == [("correct", "ok"), ("speed", "ok")], run.text
+    assert {record.reference and record.reference.max_error for record in records} == {0.01}
+    assert {bound.allowed for record in records if record.check for bound in record.check.bounds[1:]} == {0.01}
+    reason = f"{masked.removesuffix('-seed0')} is not judged: window.py:truth takes no keyword argument `causal`"
+    assert reason in run.text
+    assert "; judged against your reference window.py:truth" in run.text
+    assert "--fa-truth=window.py:truth" in records[0].rerun_command
+
+
+@pytest.mark.nightly
+def test_properties_use_the_truth(plain: Project) -> None:
+    """Every property of the kernel holds by the user's functions."""
+    run = plain.suite("--fa-truth=window.py:truth,reference", "-k", "test_property", "--fa-variant=slide")
+    assert (run.ret, set(run.outcomes.values()) - {"skipped"}) == (0, {"passed"}), run.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (
+            ["--fa-truth=window.py:truth"],
+            (
+                "window.py:truth says what is true, not how large an error may be, so nothing is judged; add a second "
+                "function, the same formula with the kernel's roundings (window.py:truth,reference), or "
+                "--fa-tolerance=absolute:MAX"
+            ),
+        ),
+        (
+            ["--fa-tolerance=absolute:0.01"],
+            (
+                "--fa-tolerance=absolute:0.01 is for a truth of your own, and slide has none; add "
+                "--fa-truth=FILE.py:FUNCTION, or use same_precision"
+            ),
+        ),
+        (
+            ["--fa-truth=window.py:truth", "--fa-tolerance=absolute:none"],
+            "--fa-tolerance=absolute:none: 'none' is no largest error; give a number above 0, such as 0.01",
+        ),
+        (["--fa-truth="], "--fa-truth: '' is not FILE.py:TRUTH or FILE.py:TRUTH,REFERENCE"),
+        (["--fa-truth=window.py"], "--fa-truth: 'window.py' is not FILE.py:TRUTH or FILE.py:TRUTH,REFERENCE"),
+    ],
+    ids=["no allowed error", "no truth", "no number", "nothing", "no function"],
+)
+def test_a_run_that_cannot_judge_is_a_usage_error(plain: Project, arguments: list[str], complaint: str) -> None:
+    """Options without which nothing could be judged end the run, with one sentence."""
+    result = plain.collect(*arguments, "--fa-variant=slide")
+    assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [f"ERROR: {complaint}"])
+
+
+SOURCE = "import numpy as np\n\ndef truth(q, k, v, *, scale):\n    pass\n\ndef any_words(q, k, v, **words):\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("absent.py:truth", "{folder}/absent.py cannot be read: No such file or directory"),
+        ("mine.py:trth", "{folder}/mine.py has no 'trth'; did you mean 'truth'? (it has: np, truth, any_words)"),
+        ("broken.py:truth", "{folder}/broken.py, line 1: invalid syntax"),
+        ("mine.py:truth,truth,truth", "'mine.py:truth,truth,truth' is not FILE.py:TRUTH or FILE.py:TRUTH,REFERENCE"),
+    ],
+)
+def test_functions_that_are_not_there(tmp_path: Path, text: str, complaint: str) -> None:
+    """A file or a function that is not there is named, without the file being run."""
+    (tmp_path / "mine.py").write_text(SOURCE)
+    (tmp_path / "broken.py").write_text("def def")
+    with pytest.raises(UsageProblem) as caught:
+        functions_of("truth", text, tmp_path)
+    assert str(caught.value) == f"truth: {complaint.format(folder=tmp_path)}"
+
+
+@pytest.mark.parametrize(("name", "takes"), [("truth", ("q", "k", "v", "scale")), ("any_words", None), ("np", None)])
+def test_keywords_are_read_from_the_source(tmp_path: Path, name: str, takes: tuple[str, ...] | None) -> None:
+    """The keywords of a plain function are known before it is called; of others, only a call can tell."""
+    (tmp_path / "mine.py").write_text(SOURCE)
+    assert functions_of("truth", f"mine.py:{name}", tmp_path).takes == takes
+
+
+def test_a_manifest_with_a_wrong_truth_is_refused(project: Project) -> None:
+    """The manifest's error names the file, the key and the functions that are there."""
+    project.write("window.py", TRUTH)
+    project.python_variant("slide", KERNEL, f"{PLAIN}truth: {FILE}:truht,reference\n")
+    result = project.collect("--fa-variant=slide")
+    assert "has no 'truht'; did you mean 'truth'?" in result.text
