@@ -180,7 +180,7 @@ def headline(record: Record) -> str:
     """One record in a few words, for the properties in a JUnit file."""
     parts: list[str] = [record.outcome]
     if record.check is not None:
-        parts.append(f"error {_error([record])}")
+        parts.append(f"error {_error([record])} {record.check.against}".rstrip())
     if record.speed is not None:
         parts.append(f"device_us {record.speed.device.median_us:.2f}, call_us {record.speed.call.median_us:.2f}")
     return ", ".join(parts)

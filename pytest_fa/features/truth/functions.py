@@ -17,7 +17,6 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
-@functools.lru_cache(maxsize=64)
 def functions_of(where: str, text: str, folder: Path) -> OwnTruth:
     """The functions that a text names, in a file relative to `folder`.  `where` is the option or the key.
 
@@ -52,6 +51,7 @@ def _source(where: str, path: Path) -> bytes:
         raise UsageProblem(f"{where}: {path} cannot be read: {problem.strerror}") from None
 
 
+@functools.lru_cache(maxsize=16)
 def _definitions(where: str, path: Path, source: bytes) -> dict[str, Definition | None]:
     """The names that the file defines at its top level; None for one that is no plain function."""
     try:

@@ -161,9 +161,13 @@ def _watched(
 
 
 def _manifests(variant: Variant) -> tuple[str, ...]:
-    """The files that declare the variants of a folder; a variant may move from one to the other."""
+    """The files that declare the variants of a folder, and what they are compared with.
+
+    A variant may move from one manifest to the other.
+    """
     paths = (Path(variant.folder, name) for name in (MANIFEST_NAME, PLANTED_NAME))
-    return tuple(str(path) for path in paths if path.name == MANIFEST_NAME or path.is_file())
+    truths = (variant.own_truth.path,) if variant.own_truth else ()
+    return (*(str(path) for path in paths if path.name == MANIFEST_NAME or path.is_file()), *truths)
 
 
 def _in_folders(variant: Variant) -> FilesOfVariant:

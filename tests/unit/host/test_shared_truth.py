@@ -98,4 +98,4 @@ def test_timed_calls_have_truths_of_their_own(counting: Workers, log: Path, job_
     results = [counting.run(job_of_source(PYTHON_SOURCE, time=True)) for _ in range(2)]
     assert [result.outcome for result in results] == ["ok", "ok"]
     assert all(result.speed for result in results)
-    assert len(lines_of(log)) == 1
+    assert len(lines_of(log)) == 3  # one of both checks, and one of the timed calls of each job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,14 +81,14 @@ def test_a_changed_library_ends_the_process(write_variant: WriteVariant, tmp_pat
     assert result.message.startswith(f"{library} has changed since it was built")
 
 
-@pytest.mark.parametrize("name", ["make_inputs", "truth_of"])
+@pytest.mark.parametrize("name", ["paired_process.make_inputs", "truth_store.truth_of"])
 def test_a_full_gpu_ends_no_gate_that_the_store_filled(
     write_variant: WriteVariant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Inputs and truth of a gate get the memory that the truths of earlier jobs have filled."""
     folder = write_variant("mine", manifest=PYTHON_MANIFEST, **{"entry.py": PYTHON_SOURCE})
     (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
-    store, real = TruthStore(), getattr(gate_process, name)
+    store, real = TruthStore(), pkgutil.resolve_name(f"pytest_fa.judge.{name}")
     store.truth_of("attention", make_inputs(CASE, torch.device("cpu")), (), "same_precision")
 
     def needs_memory(*arguments: object) -> object:
@@ -95,7 +96,7 @@ def test_a_full_gpu_ends_no_gate_that_the_store_filled(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(*arguments)
 
-    monkeypatch.setattr(gate_process, name, needs_memory)
+    monkeypatch.setattr(f"pytest_fa.judge.{name}", needs_memory)
     monkeypatch.setattr("pytest_fa.judge.clocks.arm_timer.CPU_SAMPLE_US", 200.0)
     arm = Arm(variant, None)
     result = run_paired(PairedJob((ArmPair(CASE, arm, arm),), "cpu", "same_precision", SEED), truths=store)

@@ -41,9 +41,13 @@ def serve_functions(channel: Channel) -> None:
         answer, memory = _answer(question, descriptor, modules)
         if descriptor is not None:
             os.close(descriptor)
-        channel.send(msgspec.json.encode(answer), memory)
-        if memory is not None:
-            os.close(memory)
+        try:
+            channel.send(msgspec.json.encode(answer), memory)
+        except OSError:
+            return  # the judge has ended
+        finally:
+            if memory is not None:
+                os.close(memory)
 
 
 def _answer(question: TruthQuestion, descriptor: int | None, modules: dict[str, Any]) -> tuple[TruthAnswer, int | None]:

@@ -1,0 +1,149 @@
+"""What the judge makes of the results of the user's functions, which here run in a thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.errors import NoTruth
+from pytest_fa.features.truth.functions import functions_of
+from pytest_fa.features.truth.judge_side.asked_truth import AskedTruth
+from pytest_fa.features.truth.judge_side.own_functions import serve_functions
+from pytest_fa.gpu.inputs import Inputs, make_inputs
+from pytest_fa.judge.output_check import check_output
+from pytest_fa.judge.truth import Truth, make_truth
+from pytest_fa.judge.truth_store import TruthStore
+from pytest_fa.wire.channel import Channel, channel_pair
+
+SOURCE = """\
+import functools
+
+import torch
+
+
+def weights(q, k, scale, causal):
+    scores = q @ k.transpose(2, 3) * scale
+    if causal:
+        assert causal == "top_left"
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+    return torch.softmax(scores, -1), scores.logsumexp(-1)
+
+
+def truth(q, k, v, *, scale, causal):
+    return weights(q, k, scale, causal)[0] @ v
+
+
+def reference(q, k, v, *, scale, causal, dtype):
+    if dtype == torch.float32:
+        return truth(q.float(), k.float(), v.float(), scale=scale, causal=causal)
+    p = weights(q, k, scale, causal)[0]
+    largest = p.amax(-1, keepdim=True)
+    return (p / largest).to(dtype).double() @ v * largest
+
+
+def truth_lse(q, k, v, *, scale, causal):
+    p, lse = weights(q, k, scale, causal)
+    return p @ v, lse
+
+
+def reference_lse(q, k, v, *, scale, causal, dtype):
+    return reference(q, k, v, scale=scale, causal=causal, dtype=dtype), weights(q, k, scale, causal)[1].float()
+
+
+def without_mask(q, k, v, *, scale):
+    return truth(q, k, v, scale=scale, causal=False)
+
+
+hidden_signature = functools.partial(without_mask)
+"""
+Ask = Callable[..., Truth]
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Iterator[Ask]:
+    """Ask for the truth of some functions on the data of a case."""
+    (tmp_path / "mine.py").write_text(SOURCE)
+    near, end = channel_pair()
+    far = Channel(end)
+    thread = threading.Thread(target=serve_functions, args=(far,), daemon=True)
+    thread.start()
+    asked = AskedTruth(near, os.getpid())
+
+    def ask_for(names: str, case: str, policy: str = "same_precision", max_error: float | None = None) -> Truth:
+        own = msgspec.structs.replace(functions_of("truth", f"mine.py:{names}", tmp_path), max_error=max_error)
+        return asked.truth_of(own, inputs_of(case), policy)
+
+    yield ask_for
+    near.close()
+    thread.join()
+    far.close()
+
+
+def inputs_of(case: str) -> Inputs:
+    """The data of a case on the CPU."""
+    return make_inputs(parse_case(case), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "b1h2s64d64-fp16-seed0",
+        "b1h2s64d64-bf16-seed0",
+        "b1h2s64d64-fp32-seed0",
+        "b2h4s48d64-fp16-kv2-seed0",
+        "b1h2s64d64-fp16-causal-seed0",
+    ],
+)
+def test_plain_attention_as_own_truth(ask: Ask, case: str) -> None:
+    """Functions that compute attention give our truth, in every dtype, and a right output passes by them."""
+    ours, truth = make_truth(inputs_of(case)), ask("truth,reference", case)
+    assert float((truth.out - ours.out).abs().max()) < 1e-12
+    out = ours.same_precision.to(inputs_of(case).q.dtype)
+    assert check_output(out, truth, "same_precision").passed
+    assert not check_output(out * 1.01, truth, "same_precision").passed
+
+
+@pytest.mark.parametrize(
+    ("names", "max_error", "outputs"),
+    [
+        ("truth,reference", None, []),
+        ("truth_lse,reference", None, []),
+        ("truth_lse,reference_lse", None, ["lse"]),
+        ("truth_lse", 0.01, ["lse"]),
+    ],
+)
+def test_a_log_sum_exp_is_judged_if_it_is_returned(
+    ask: Ask, names: str, max_error: float | None, outputs: list[str]
+) -> None:
+    """The log-sum-exp has a truth if both functions return it, or if its allowed error is a number."""
+    truth = ask(names, "b1h2s64d64-fp16-seed0", max_error=max_error)
+    assert [name for name, _ in truth.rows] == outputs
+    assert all(bool((rows.allowed > 0).all()) for _, rows in truth.rows)
+
+
+def test_a_function_without_the_mask_is_not_believed(ask: Ask) -> None:
+    """A function whose signature only a call can tell says so when it is called for a masked case."""
+    sentence = "takes no keyword argument `causal`, without which this call cannot be judged"
+    with pytest.raises(NoTruth, match=sentence):
+        ask("hidden_signature", "b1h2s64d64-fp16-causal-seed0", max_error=0.01)
+
+
+def test_fp8_needs_p(ask: Ask) -> None:
+    """Policy fp8 needs P, which no function returns."""
+    with pytest.raises(NoTruth, match="cannot be judged by policy fp8, which needs P; use same_precision"):
+        ask("truth,reference", "b1h2s64d64-fp16-seed0", policy="fp8")
+
+
+def test_without_a_process_there_is_no_truth(tmp_path: Path) -> None:
+    """A judge that has no process of the functions gives no verdict, and never one against attention."""
+    (tmp_path / "mine.py").write_text(SOURCE)
+    own, inputs = functions_of("truth", "mine.py:truth", tmp_path), inputs_of("b1h2s64d64-fp16-seed0")
+    with pytest.raises(NoTruth, match=r"mine\.py:truth needs a process of its own"):
+        TruthStore().truth_of("attention", inputs, (), "same_precision", own)
