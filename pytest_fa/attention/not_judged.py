@@ -12,6 +12,7 @@ from pytest_fa.attention import parts
 from pytest_fa.attention.dtypes import DTYPES
 
 Off = float | tuple[int, int] | None
+OR_OWN_TRUTH = ", or against a truth of your own: --fa-truth"  # for what one float64 function of q, k and v computes
 
 
 class UnjudgedKind(NamedTuple):
@@ -51,37 +52,37 @@ _ROWS = {
     "window": UnjudgedKind(
         "a sliding window is",
         r"(sliding_?)?windows?(_?sizes?)?(_(left|right))?|local(_attention|_window)?|swa",
-        "judge the kernel with its window off",
+        f"judge the kernel with its window off{OR_OWN_TRUTH}",
         ((r".*(left|right)", -1), (r"window_size", (-1, -1)), (r".*", None)),
     ),
     "softcap": UnjudgedKind(
         "a soft cap of the scores is",
         r"((attn_|attention_)?logits?_?)?soft_?cap(ping)?|logits?_cap|tanh_cap",
-        "judge the kernel with its cap off, usually 0",
+        f"judge the kernel with its cap off, usually 0{OR_OWN_TRUTH}",
         ((r".*", 0.0),),
     ),
     "sink": UnjudgedKind(
         "an attention sink is",
         r"(attn_|attention_|learnable_|s_)?sinks?(_tokens?|_bias)?",
-        "judge the kernel without sinks",
+        f"judge the kernel without sinks{OR_OWN_TRUTH}",
         ((r".*", None),),
     ),
     "bias": UnjudgedKind(
         "a bias that is added to the scores is",
         r"((attn|attention|score|position|relative|rel_pos)_)?bias|rel_pos|score_mod",
-        "judge the kernel without a bias",
+        f"judge the kernel without a bias{OR_OWN_TRUTH}",
         ((r".*", None),),
     ),
     "mask": UnjudgedKind(
         "a mask other than the causal one is",
         r"((attn|attention|key_padding|padding|custom|block|arbitrary|boolean|prefix)_)?mask(_mod)?|prefix(_lm)?|block_sparse",
-        "judge the kernel without a mask, or with `causal: [top_left]`",
+        f"judge the kernel without a mask, with `causal: [top_left]`{OR_OWN_TRUTH}",
         ((r".*", None),),
     ),
     "alibi": UnjudgedKind(
         "ALiBi is",
         r"(use_)?alibi(_slopes|_bias)?|slopes",
-        "judge the kernel without slopes",
+        f"judge the kernel without slopes{OR_OWN_TRUTH}",
         ((r".*", None),),
     ),
     "dropout": UnjudgedKind(
