@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_fa.errors import FaError
+from pytest_fa.errors import FaError, suggestion
 from pytest_fa.feature import Feature, Subcommand, features
 
 
@@ -17,6 +17,7 @@ def main(arguments: list[str]) -> int:
         for feature, command in _commands():
             if command.add_arguments is None and arguments[:1] == [command.name]:
                 return _run_main(feature, command, arguments[1:])
+        _require_known(arguments[:1])
         options = _parser().parse_args(arguments)
         return int(options.run(options) or 0)
     except (FaError, OSError, ImportError) as problem:
@@ -27,6 +28,14 @@ def main(arguments: list[str]) -> int:
 def _commands() -> list[tuple[Feature, Subcommand]]:
     """The commands of all features."""
     return [(feature, command) for feature in features() for command in feature.commands]
+
+
+def _require_known(command: list[str]) -> None:
+    """Raise `FaError` if the first word is no option and no command."""
+    known = ["serve", *(each.name for _, each in _commands())]
+    for word in command:
+        if word not in known and not word.startswith("-"):
+            raise FaError(f"no command {word!r}{suggestion(word, known)} (allowed: {', '.join(sorted(known))})")
 
 
 def _run_main(feature: Feature, command: Subcommand, words: list[str]) -> int:

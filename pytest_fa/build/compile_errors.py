@@ -22,6 +22,8 @@ _LINES = {"fa_forward": ENTRY_LINE, "fa_workspace_bytes": WORKSPACE_LINE}
 _CLASH = r'error: .*(?:"{0}"|return type alone\n.*\b{0}\b)'
 _NOT_INCLUDED = re.compile(r'error: .*(?:identifier "FaForwardArgs" is undefined|no storage class .*\n.*\bFA_EXPORT\b)')
 
+_NO_HEADER = re.compile(r"^(\S+?:\d+)(?::\d+)?: fatal error: (\S+): No such file or directory", re.MULTILINE)
+
 
 def compile_error(log: str, arch: Target) -> str:
     """Return what a compiler's output means for the source, if that is known, or its first error; then its last lines.
@@ -47,6 +49,8 @@ def _explanations(log: str, arch: Target) -> list[str]:
     for name, line in _LINES.items():
         if re.search(_CLASH.format(name), log):
             sentences.append(f"{name} has another signature than fa_forward.h declares; write `{line}`")
+    for place, header in _NO_HEADER.findall(log)[:1]:
+        sentences.append(f"{place}: there is no {header}; name the folder that has it: `entry: {{include: [FOLDER]}}`")
     if _NOT_INCLUDED.search(log):
         sentences.append(f"the source does not include the interface; write `{INCLUDE_LINE}`")
     return sentences

@@ -231,11 +231,23 @@ def _import_attribute(variant: Variant, field: str) -> Any:  # noqa: ANN401  # a
     try:
         module = _import_from_folder(variant, module_name) or importlib.import_module(module_name)
     except ImportError as problem:
-        raise FaError(f"{problem}: {where} cannot be imported") from problem
+        hint = _hint_at(problem, module_name, Path(variant.folder))
+        raise FaError(f"{problem}: {where} cannot be imported{hint}") from problem
     if not hasattr(module, name):
         functions = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
-        raise FaError(f"{module_name} has no {name!r}{suggestion(name, functions)} ({where})")
+        own = [known for known in functions if getattr(vars(module)[known], "__module__", "") == module.__name__]
+        listed = suggestion(name, functions) or (f"; it has {', '.join(own)}" if own else "")
+        raise FaError(f"{module_name} has no {name!r}{listed} ({where})")
     return getattr(module, name)
+
+
+def _hint_at(problem: ImportError, module_name: str, folder: Path) -> str:
+    """What to do about a module that is missing: the file of the folder that is meant, or an installation."""
+    if not isinstance(problem, ModuleNotFoundError) or problem.name is None:
+        return ""
+    if problem.name == module_name.partition(".")[0]:
+        return suggestion(module_name, [path.stem for path in folder.glob("*.py")])
+    return f"; install what has {problem.name!r} for the Python that runs pytest"
 
 
 class _FromSource(SourceFileLoader):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+
 import torch
 
 from pytest_fa.attention import parts
 from pytest_fa.candidate.adapter import output_index
 from pytest_fa.errors import ENTRY, Tampering, WrongResult
+
+MAX_CHARACTERS = 60  # of a value that a message shows
 
 
 def require_output(out: object, like: torch.Tensor) -> torch.Tensor:
@@ -20,10 +24,20 @@ def require_output(out: object, like: torch.Tensor) -> torch.Tensor:
         raise Tampering("output", f"the output is a {kind}, it must be a torch.Tensor and not a subclass of it")
     if not isinstance(out, torch.Tensor) or (out.shape, out.dtype) != (like.shape, like.dtype):
         message = f"the output is {_described(out)}, it must be {like.dtype} {list(like.shape)}"
-        if isinstance(out, torch.Tensor) and out.shape == like.shape:
-            message += " (write `return out.to(q.dtype)`)"
+        if isinstance(out, torch.Tensor):
+            message += _what_to_return(out, like)
         raise WrongResult("output" if isinstance(out, torch.Tensor) else ENTRY, message)
     return out
+
+
+def _what_to_return(out: torch.Tensor, like: torch.Tensor) -> str:
+    """What to write if another dtype or layout is all that is wrong."""
+    if out.shape == like.shape:
+        return " (write `return out.to(q.dtype)`)"
+    batch, heads, rows, columns = like.shape
+    if out.shape == (batch, rows, heads, columns):
+        return " (heads and queries are exchanged: write `return out.transpose(1, 2)`)"
+    return ""
 
 
 def _described(out: object) -> str:
@@ -40,4 +54,10 @@ def _described(out: object) -> str:
             f"a {type(out).__name__} (return item {index} alone, or write in the manifest's entry `{line}`, which "
             f"passes {', '.join(always)} as true or false)"
         )
-    return repr(out)
+    kind = f"{type(out).__module__}.{type(out).__qualname__}".removeprefix("builtins.")
+    if isinstance(out, Coroutine):
+        return f"a {kind} (the function must not be `async`)"
+    if kind == "numpy.ndarray":
+        return f"a {kind} (write `return torch.from_numpy(out)`)"
+    text = repr(out)
+    return text if len(text) <= MAX_CHARACTERS and "\n" not in text else f"a {kind}"

@@ -13,7 +13,7 @@ import pytest_fa
 from pytest_fa.catalog.kernels_folder import how_to_make
 from pytest_fa.catalog.manifest import MANIFEST_NAME, PLANTED_NAME, read_manifest, read_planted
 from pytest_fa.catalog.variant import BrokenVariant, Variant
-from pytest_fa.errors import ManifestError, UnusableRun, UsageProblem
+from pytest_fa.errors import ManifestError, UnusableRun, UsageProblem, suggestion
 
 ENTRY_POINT_GROUP = "pytest_fa.kernels"
 BUILTIN_ROOT = Path(pytest_fa.__file__).parent / "builtin"
@@ -50,7 +50,7 @@ def discover(roots: tuple[Path, ...], *, with_installed: bool = True) -> Catalog
     broken.update(broken_packages)
     for root in _unique((*roots, *package_roots, *([BUILTIN_ROOT] if with_installed else []))):
         if not root.is_dir():
-            raise UsageProblem(f"--fa-kernels: no folder {str(root)!r}; {how_to_make('NAME', root)}")
+            raise UsageProblem(f"--fa-kernels: no folder {str(root)!r}{_nearest(root)}; {how_to_make('NAME', root)}")
         for path in sorted(root.glob(f"*/{MANIFEST_NAME}")):
             members, problems = _read_folder(path, root)
             broken.update(problems)
@@ -62,6 +62,11 @@ def discover(roots: tuple[Path, ...], *, with_installed: bool = True) -> Catalog
     variants = {name: variant for name, (_, variant) in unique.items()}
     planted = {name: str(file) for name, (file, _) in unique.items() if file.name == PLANTED_NAME}
     return Catalog(variants, broken, clashes, planted)
+
+
+def _nearest(root: Path) -> str:
+    """The name of the folder beside a missing one that may be meant, as a question."""
+    return suggestion(root.name, [path.name for path in root.parent.glob("*/")])
 
 
 def _read_folder(path: Path, root: Path) -> tuple[list[tuple[Path, Variant]], dict[str, BrokenVariant]]:

@@ -47,9 +47,10 @@ def missing_manifest(folders: tuple[Path, ...], name: str) -> str:
     """The sentence about a folder that has the name of a variant and no manifest; empty if there is no such folder."""
     for folder in folders if re.fullmatch(NAME, name) else ():
         if (folder / name).is_dir() and not (folder / name / MANIFEST).exists():
-            return (
-                f"the folder {folder / name} has no {MANIFEST}; {how_to_make('NAME', folder)}, with a manifest to copy"
-            )
+            start = f"the folder {folder / name} has no {MANIFEST}"
+            if (other := folder / name / "variant.yml").exists():
+                return f"{start}; rename {other.name} to {MANIFEST}"
+            return f"{start}; {how_to_make('NAME', folder)}, with a manifest to copy"
     return ""
 
 

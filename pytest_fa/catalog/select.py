@@ -187,7 +187,7 @@ def _cases_of(
         return [parse_case(case_id)]
     matches = [case for case in cases if fnmatchcase(case.id, pattern)]
     if not matches:
-        raise UsageProblem(
-            f"--fa-case: {pattern!r} matches no case of suite {','.join(suites)} (see --collect-only -q)"
-        )
+        found = [name for name, suite in SUITES.items() if any(fnmatchcase(case.id, pattern) for case in suite)]
+        advice = f"suite {found[0]} has some: add --fa-suite={found[0]}" if found else "see --collect-only -q"
+        raise UsageProblem(f"--fa-case: {pattern!r} matches no case of suite {','.join(suites)} ({advice})")
     return matches

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from pytest_fa.attention import parts
 from pytest_fa.attention.dtypes import dtype_called
 
 MAX_CHARACTERS = 60  # of a value that a message shows
@@ -31,6 +32,7 @@ EXAMPLES = {
     "call": "call: {arguments: [q, k, v]}",
     "keywords": "keywords: {scale: scale}",
 }
+NUMBERS = {"head_dim": "[64, 128]"}  # keys whose values are lists of numbers
 TEXTS = ("step", "because", "expect", "omits", "constant")  # keys whose value is any text
 _EXPECTED = re.compile(r"Expected `([^`]+)`(?:, got `(\w+)`)?(.*)", re.DOTALL)
 _PLAIN = re.compile(r"[\w.+/=-]+(?:, *[\w.+/=-]+)*", re.ASCII)  # one word or several, which need no quotes in a list
@@ -78,6 +80,11 @@ def _what_to_write(key: str, expected: list[str], value: Any) -> str:  # noqa: A
     """The line to write, as far as the value shows it, or the types that are allowed."""
     name = key.rpartition(".")[2]
     is_scalar = isinstance(value, (str, int)) and not isinstance(value, bool)
+    allowed = next((part.claims for part in parts.PARTS if part.supports == name), ())
+    if expected[0] == "array" and (name in NUMBERS and not str(value).isdecimal()):
+        return f"it must be a list of numbers, such as `{name}: {NUMBERS[name]}`"
+    if expected[0] == "array" and allowed and value not in allowed:
+        return f"it must be a list of {', '.join(map(str, allowed))}"
     if expected[0] == "array" and is_scalar:
         text = _with_dtypes(str(value)) if name == "dtype" else str(value)
         return f"write `{name}: [{text if _PLAIN.fullmatch(text) else json.dumps(text)}]`"

@@ -18,5 +18,5 @@ def write_html(path: Path, records: list[Record], options: Options, run: RunFact
     try:
         write_report(path, records, PageFacts(name, options.records_folder, run))
     except OSError as problem:
-        return printable(str(problem))
+        return printable(f"{problem.filename or path}: {problem.strerror or problem}")
     return ""
