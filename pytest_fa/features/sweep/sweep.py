@@ -6,7 +6,9 @@ space -> study -> trials: build, machine code, limits, judge, time -> finalists 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import os
 import random
 import shlex
 import time
@@ -140,7 +142,7 @@ class SweepRun:
             return read_record(stored)
         gated = self.parent if end.gated is None else self.bench.variant_of(end.gated)
         result = CaseResult(Outcome.INCONCLUSIVE, end.reason, (Stage("speed", "failed"),), ("sweep",))
-        return self._session.records.make("gate", gated, None, result, rerun=self._command)
+        return self._session.records.make("gate", gated, None, result, rerun=self._command_with(self._next_study))
 
     def _require_unchanged(self) -> None:
         """Raise `ChangedMeanwhile` if a source or header changed since this run began."""
@@ -153,9 +155,20 @@ class SweepRun:
     @property
     def _command(self) -> str:
         """The command that continues this sweep."""
+        return self._command_with(options_of(self.options).study)
+
+    def _command_with(self, study: str | None) -> str:
+        """The command of this sweep with a study."""
         options, asked = self.options, options_of(self.options)
         words = [*options.rerun, f"--fa-sweep={self.parent.name}", f"--fa-trials={asked.trials}", *options.selection]
-        return shlex.join([*words, *([f"--fa-study={without_password(asked.study)}"] if asked.study else [])])
+        return shlex.join([*words, *([f"--fa-study={without_password(study)}"] if study else [])])
+
+    @property
+    def _next_study(self) -> str:
+        """The first journal of the artifacts that is not there yet, for another search: a sweep ends once."""
+        folder, name = self.options.artifacts / "sweeps", self.parent.name
+        paths = (folder / f"{name}-{number}.journal" for number in itertools.count(2))
+        return os.path.relpath(next(path for path in paths if not path.exists()))
 
 
 def study_place(options: Options, parent: Variant) -> str:
