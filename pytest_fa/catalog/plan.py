@@ -51,17 +51,6 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
         return {}
 
     @property
-    def selected_cases(self) -> tuple[Case, ...]:
-        """The run's cases, and the own cases of chosen probes.
-
-        The run's cases are omitted if all chosen variants are probes with their own shapes.
-        """
-        chosen = [variant for variant in self.chosen if isinstance(variant, Variant)]
-        probes = [variant for variant in chosen if variant.cases and "shape" in self.fits]
-        suite_cases = () if chosen and len(probes) == len(self.chosen) else self.cases
-        return tuple(dict.fromkeys((*suite_cases, *(case for probe in probes for case in self.cases_of(probe)))))
-
-    @property
     def first_cases(self) -> list[Case]:
         """The first seed of each shape that a chosen variant runs: those cases are timed."""
         return first_seeds(case for variant in self.runnable for case in self.cases_of(variant))

@@ -99,14 +99,12 @@ class RunPlan:
 
     @property
     def header(self) -> list[str]:
-        """The lines of pytest's header: GPU, and numbers of variants and cases."""
+        """The lines of pytest's header: GPU, and numbers of variants.  pytest itself counts the tests."""
         gpu = find_gpu()
         machine = "{} (sm_{}{}, driver {})".format(gpu.name, *gpu.compute_capability, gpu.driver) if gpu else "no GPU"
         known = len(self.catalog.variants) + len(self.catalog.broken)
-        chosen, cases = len(self.plan.chosen), len(self.plan.selected_cases)
-        part = "".join(part.header for part in self.options.parts)
-        title = f"fa: {machine}; {chosen} of {known} variants; {cases} case{'s' * (cases != 1)}{part}"
-        return [title]
+        parts = "".join(part.header for part in self.options.parts)
+        return [f"fa: {machine}; {len(self.plan.chosen)} of {known} variants{parts}"]
 
     def _chosen(self) -> tuple[AnyVariant, ...]:
         options = self.options

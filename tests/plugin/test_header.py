@@ -19,12 +19,12 @@ def trio(new_project: NewProject) -> Project:
 @pytest.mark.parametrize(
     ("arguments", "title"),
     [
-        (["--fa-suite=smoke"], "fa: no GPU; 3 of 9 variants; 4 cases"),
-        (["--fa-variant=alpha,beta"], "fa: no GPU; 2 of 9 variants; 12 cases"),
+        (["--fa-suite=smoke"], "fa: no GPU; 3 of 9 variants"),
+        (["--fa-variant=alpha,beta"], "fa: no GPU; 2 of 9 variants"),
     ],
 )
 def test_header_counts(trio: Project, arguments: list[str], title: str) -> None:
-    """With an --fa option, the header shows the GPU and the numbers of selected variants, all variants and cases."""
+    """With an --fa option, the header shows the GPU and the numbers of selected and of all variants."""
     lines = [line for line in trio.suite("--collect-only", *arguments).all_lines if line.startswith("fa: ")]
     assert lines == [title]
 

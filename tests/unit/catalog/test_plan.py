@@ -212,14 +212,6 @@ def test_a_probe_is_never_gated() -> None:
     assert gated_variants(plan_with_probe("probe")) == []
 
 
-def test_the_cases_of_a_selected_probe_are_counted() -> None:
-    """A probe alone selects only its own cases; with a candidate, the cases of the suite as well."""
-    own = ["b1h1s4d64-fp16-scores-seed3", "b1h1s4d64-fp16-scores-seed0"]
-    assert [case.id for case in plan_with_probe("probe").selected_cases] == own
-    assert [case.id for case in plan_with_probe("one", "probe").selected_cases] == [*(case.id for case in CASES), *own]
-    assert plan_with_probe("one").selected_cases == CASES
-
-
 def test_a_probe_of_scores_has_no_property_of_attention() -> None:
     """Properties of softmax weights and values are not tested on a probe of scores."""
     properties = [(each.name, name) for each, name in plan_with_probe("probe", "one").properties]

@@ -33,10 +33,10 @@ def test_every_candidate_is_chosen_by_default(kernels: Path) -> None:
 
 
 def test_the_header_counts_what_is_chosen(kernels: Path) -> None:
-    """The header gives the chosen variants of all known ones, and the number of cases."""
+    """The header gives the chosen variants of all known ones, and no cases: pytest counts the tests."""
     run_plan = plan_with(kernels, variants=("mine",), suites=("smoke",))
     (title,) = run_plan.header
-    assert title.endswith(f"; 1 of {len(run_plan.catalog.variants)} variants; 4 cases")
+    assert title.endswith(f"; 1 of {len(run_plan.catalog.variants)} variants")
 
 
 def test_suites_of_a_marker_replace_those_of_the_run(kernels: Path) -> None:
