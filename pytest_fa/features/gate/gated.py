@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
@@ -142,10 +141,17 @@ class Gate(Added, frozen=True):
 
     @classmethod
     def words_of_many(cls, records: Sequence[Record]) -> list[str]:
-        """How many gates have which verdict."""
-        gates = [cls.of(record) for record in records if record.kind == cls.kind]
-        verdicts = Counter(gate.verdict if gate else "no verdict" for gate in gates)
-        counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+        """How many gates have which verdict, and whose those are that did not pass."""
+        names: dict[str, list[str]] = {}
+        for record in records:
+            if record.kind == cls.kind:
+                gate = cls.of(record)
+                names.setdefault(gate.verdict if gate else "no verdict", []).append(record.variant)
+        whose = {
+            verdict: "" if verdict == "PASS" else f" ({', '.join(dict.fromkeys(each))})"
+            for verdict, each in names.items()
+        }
+        counts = ", ".join(f"{len(each)} {verdict}{whose[verdict]}" for verdict, each in names.items())
         return [f"gates: {counts}"] if counts else []
 
     @classmethod

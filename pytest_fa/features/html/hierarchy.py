@@ -19,6 +19,7 @@ from pytest_fa.table.static_code import GROUPS
 
 FIRST_RUNG = "minimal"  # speed-ups are relative to it, or to the slowest candidate if it was not timed
 BAR_WIDTH = 200  # pixels
+OPENING = (5, 2)  # candidates and baselines in the picture with which the page opens
 NOISY = "noisy"  # in place of a ratio that means nothing
 
 
@@ -37,8 +38,20 @@ class LadderStep(NamedTuple):
     is_wrong: bool
 
 
+class OpeningBar(NamedTuple):
+    """One bar of the picture with which the page opens; `bar` is its length in pixels, from 0 on."""
+
+    variant: str
+    role: str
+    bar: int
+    device_us: str
+
+
 class Hierarchy(NamedTuple):
-    """The steps at one shape; `marks` are the places of the baseline and the limit on the bars, in pixels."""
+    """The steps at one shape; `marks` are the places of the baseline and the limit on the bars, in pixels.
+
+    `opening` has the fastest right candidates and the fastest baselines, the fastest first.
+    """
 
     shape_id: str
     finding: str
@@ -47,6 +60,7 @@ class Hierarchy(NamedTuple):
     limit: str
     marks: tuple[int, ...]
     steps: tuple[LadderStep, ...]
+    opening: tuple[OpeningBar, ...]
 
 
 class Scale(NamedTuple):
@@ -101,6 +115,25 @@ def hierarchy_of(records: list[Record], ceilings: Ceilings | None) -> Hierarchy 
         limit=f"{limit.least_us:.2f} us, the time of {limit.words}" if limit else "",
         marks=tuple(map(scale.place, marks)),
         steps=tuple(_step(record, by_variant[record.variant], scale, references) for record in at_shape),
+        opening=_opening([record for record in at_shape if record.variant in right]),
+    )
+
+
+def _opening(right: list[Record]) -> tuple[OpeningBar, ...]:
+    """The bars of the fastest of these records, which are in the order of their times."""
+    most_candidates, most_baselines = OPENING
+    candidates = [record for record in right if record.role == "candidate"][:most_candidates]
+    baselines = [record for record in right if record.role == "baseline"][:most_baselines]
+    shown = [record for record in right if record in candidates or record in baselines]
+    longest_us = max(map(_device_us, shown), default=1.0)
+    return tuple(
+        OpeningBar(
+            record.variant,
+            record.role,
+            max(1, round(BAR_WIDTH * _device_us(record) / longest_us)),
+            f"{_device_us(record):.2f}",
+        )
+        for record in shown
     )
 
 

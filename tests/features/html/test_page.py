@@ -202,6 +202,25 @@ def test_builds_alone_are_a_page() -> None:
     assert "built for sm_90a" in text
 
 
+def test_the_page_opens_with_a_picture() -> None:
+    """Below the verdict, bars from 0 on compare the fastest right variants with the fastest baselines."""
+    kinds = [("candidate", each) for each in (3.0, 4.0, 5.0, 6.0, 7.0, 8.0)] + [("baseline", 4.5), ("baseline", 10.0)]
+    records = [on_h200(f"{role}_{us:g}", us, role) for role, us in [*kinds, ("baseline", 20.0), ("overhead", 1.0)]]
+    result = hierarchy.hierarchy_of([*records, on_h200("wrong", 2.0, outcome=Outcome.WRONG)], None)
+    assert result is not None
+    assert [(bar.variant, bar.bar) for bar in result.opening] == [
+        ("candidate_3", 60),
+        ("candidate_4", 80),
+        ("baseline_4.5", 90),
+        ("candidate_5", 100),
+        ("candidate_6", 120),
+        ("candidate_7", 140),
+        ("baseline_10", 200),
+    ]
+    text = page_of(small_run()).text
+    assert text.index("the fastest right variants and baselines") < text.index("Times and checks")
+
+
 def test_the_hierarchy_takes_the_shape_with_most_candidates() -> None:
     """The hierarchy is at the target shape or the one with most candidates; without candidates, there is none."""
     shapes = ("b1h2s64d64-fp16", "b1h8s2048d64-fp16")
@@ -247,7 +266,7 @@ HOSTILE = "\"'></td></table></pre></style><script>alert(1)</script><img src=x on
 # Fields whose values are of a fixed list, and the parts of a case, which are read from its id.
 FIXED = {"kind", "outcome", "role", "case", "stages", "verdict", "status", "bound_by", "shape_id", "order", "arch"}
 TAGS = """
-html meta title style header main footer nav a h1 h2 h3 p b div table thead tbody tr th td details summary svg rect path
+html meta title style header main footer nav a h1 h2 h3 p b div table caption thead tbody tr th td details summary svg rect path
 pre
 """
 ATTRIBUTES = """
