@@ -266,8 +266,8 @@ HOSTILE = "\"'></td></table></pre></style><script>alert(1)</script><img src=x on
 # Fields whose values are of a fixed list, and the parts of a case, which are read from its id.
 FIXED = {"kind", "outcome", "role", "case", "stages", "verdict", "status", "bound_by", "shape_id", "order", "arch"}
 TAGS = """
-html meta title style header main footer nav a h1 h2 h3 p b div table caption thead tbody tr th td details summary svg rect path
-pre
+html meta title style header main footer nav a h1 h2 h3 p b div table caption thead tbody tr th td details summary
+svg rect path pre
 """
 ATTRIBUTES = """
 lang charset http-equiv content name class href id scope open width height y d viewbox role aria-label aria-hidden
