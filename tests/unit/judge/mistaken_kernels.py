@@ -285,13 +285,12 @@ def with_alibi(i: Inputs, *, by_distance: bool = True) -> torch.Tensor:
     return times_v(torch.softmax(s.masked_fill(hidden_keys(i), -math.inf), -1).nan_to_num(0.0), i).to(i.q.dtype)
 
 
-def windowed(i: Inputs, size: int, *, both_sides: bool = False) -> torch.Tensor:
-    """Each query sees the last `size` keys up to its own position; or fewer than `size` on both sides."""
+def windowed(i: Inputs, size: int, ahead: float = math.inf) -> torch.Tensor:
+    """Each query sees the last `size` keys up to its own position, and fewer than `ahead` from there on."""
     rows, keys = i.q.shape[2], i.k.shape[2]
     shift = keys - rows if i.causal == "bottom_right" else 0
     distance = torch.arange(rows)[:, None] + shift - torch.arange(keys)
-    hidden = hidden_keys(i) | (distance >= size)
-    return attend(i, hidden=hidden | (distance <= -size) if both_sides else hidden)
+    return attend(i, hidden=hidden_keys(i) | (distance >= size) | (-distance >= ahead))
 
 
 def zero_at(i: Inputs, *place: Any) -> torch.Tensor:
@@ -471,8 +470,9 @@ MISTAKES: dict[str, Mistaken] = {
     "ALiBi by key": Mistaken(lambda i: with_alibi(i, by_distance=False), ("ALiBi is on",)),
     "window of 32": Mistaken(lambda i: windowed(i, 32), ("only the last 32 keys",)),
     "window of 50": Mistaken(lambda i: windowed(i, 50), ("only the last 50 keys",)),
+    "causal window of 24": Mistaken(lambda i: windowed(i, 24, 1), ("only the last 24 keys",)),
     "window of 32 on both sides": Mistaken(
-        lambda i: windowed(i, 32, both_sides=True), ("less than 32 away", "only the last 32 keys")
+        lambda i: windowed(i, 32, 32), ("less than 32 away", "only the last 32 keys")
     ),
     "last rows are zero": Mistaken(lambda i: zero_at(i, ..., slice(-16, None), slice(None)), ("output is 0 in",)),
     "last dims are zero": Mistaken(lambda i: zero_at(i, ..., slice(-8, None)), ("output is 0 in",)),
