@@ -115,7 +115,8 @@ struct Shape {
   static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 24;
   static constexpr int REGISTERS = GROUPS == 2 ? 240 : 160;
   static_assert(GROUPS == 2 || GROUPS == 3, "the registers are given for two and three computing warpgroups");
-  static_assert(PRODUCER_REGISTERS + GROUPS * REGISTERS <= (GROUPS + 1) * START_REGISTERS, "no registers are created");
+  static constexpr int ALL_REGISTERS = PRODUCER_REGISTERS + GROUPS * REGISTERS;  // of one thread of each warpgroup
+  static_assert(ALL_REGISTERS <= (GROUPS + 1) * START_REGISTERS, "no registers are created");
   static constexpr bool HAS_ONES = ROW_SUM == ONES;
   static constexpr int S_TILES = BLOCK_N / MMA_N, P_TILES = BLOCK_N / MMA_K, O_TILES = HEAD_DIM / MMA_N;
   static constexpr int PV_TILES = O_TILES + HAS_ONES;
@@ -790,8 +791,12 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   const auto kernel = &fp8_wgmma_kernel<Out, SHAPE>;
   constexpr int smem_bytes = sizeof(Smem<Out, SHAPE>);
   static_assert(smem_bytes <= 227 * 1024, "a block has up to 227 KB of shared memory");
-  static fa::OncePerDevice allow_smem;
-  if (int status = allow_smem([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
+  static fa::OncePerDevice prepare;
+  if (int status = prepare([&] {
+        const auto address = reinterpret_cast<const void*>(kernel);
+        if (int refusal = fa::require_registers(args, address, SHAPE::GROUPS + 1, SHAPE::ALL_REGISTERS)) return refusal;
+        return fa_allow_dynamic_smem(args, address, smem_bytes);
+      })) {
     return status;
   }
   if (args->seq_k > 0) {

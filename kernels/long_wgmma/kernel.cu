@@ -24,6 +24,7 @@
 #include "fa/launch.h"
 #include "fa/params.cuh"
 #include "fa/ptx.cuh"
+#include "fa/remembered.h"
 #include "fa/warp.cuh"
 #include "fa/warpgroup.cuh"
 #include "fa_forward.h"
@@ -113,7 +114,8 @@ struct Shape {
   static constexpr int START_REGISTERS = 65536 / BLOCKS_PER_SM / THREADS / 8 * 8;
   static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 24;
   static constexpr int REGISTERS = GROUPS == 1 ? 232 : GROUPS == 2 ? 240 : GROUPS == 3 ? 160 : 112;
-  static_assert(PRODUCER_REGISTERS + GROUPS * REGISTERS <= (GROUPS + 1) * START_REGISTERS, "no registers are created");
+  static constexpr int ALL_REGISTERS = PRODUCER_REGISTERS + GROUPS * REGISTERS;  // of one thread of each warpgroup
+  static_assert(ALL_REGISTERS <= (GROUPS + 1) * START_REGISTERS, "no registers are created");
   static constexpr bool HAS_ONES = ROW_SUM == ONES && HEAD_DIM == 64;  // at D = 128 the tensor cores are the bottleneck
   static constexpr int S_TILES = BLOCK_N / MMA_N, P_TILES = BLOCK_N / MMA_K, O_TILES = HEAD_DIM / MMA_N;
   static constexpr int PV_TILES = O_TILES + HAS_ONES;
@@ -919,8 +921,12 @@ int launch_kernel(const FaForwardArgs* args, const KernelParams& params, const t
   const auto kernel = &long_wgmma_kernel<T, SHAPE>;
   constexpr int smem_bytes = sizeof(Smem<T, SHAPE>);
   static_assert(smem_bytes * SHAPE::BLOCKS_PER_SM <= 227 * 1024, "an SM has 227 KB of shared memory for its blocks");
-  static fa::OncePerDevice allow_smem;
-  if (int status = allow_smem([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
+  static fa::OncePerDevice prepare;
+  if (int status = prepare([&] {
+        const auto address = reinterpret_cast<const void*>(kernel);
+        if (int refusal = fa::require_registers(args, address, SHAPE::GROUPS + 1, SHAPE::ALL_REGISTERS)) return refusal;
+        return fa_allow_dynamic_smem(args, address, smem_bytes);
+      })) {
     return status;
   }
   const int blocks = SHAPE::HAS_SPLIT ? most_blocks<SHAPE>() : std::min(params.work_tiles, most_blocks<SHAPE>());
@@ -977,25 +983,23 @@ double estimated_us(const FaForwardArgs* args) {
   return most_us + part_us * SHAPE::BLOCKS_PER_SM;
 }
 
-// Returns the index of the shape that is expected to be the fastest.  The choice for the latest problem is kept, because it takes
-// up to 100 us.  A call that every shape refuses, for example for its pointers, has no choice to keep.
+// Returns the index of the shape that is expected to be the fastest.  Choices are remembered, because one takes up to 100 us.  A
+// call that every shape refuses, for example for its pointers, has none.
 template <typename... SHAPES>
 int fastest_shape(const FaForwardArgs* args) {
   if constexpr (sizeof...(SHAPES) == 1) return 0;
   static constexpr double (*ESTIMATES[])(const FaForwardArgs*) = {&estimated_us<SHAPES>...};
   using Problem = std::array<int64_t, 7>;
-  thread_local Problem latest = {};
-  thread_local int fastest = 0;
+  thread_local fa::Remembered<Problem, int> remembered;
   const Problem problem = {args->batch, args->heads, args->kv_heads, args->seq_q, args->seq_k, args->causal, fa::sm_count()};
-  if (problem != latest) {
-    double least_us = INFINITY;
-    fastest = 0;
-    for (int i = 0; i < static_cast<int>(sizeof...(SHAPES)); ++i) {
-      const double us = ESTIMATES[i](args);
-      if (us < least_us) least_us = us, fastest = i;
-    }
-    latest = least_us < INFINITY ? problem : Problem{};
+  if (const int* known = remembered.find(problem)) return *known;
+  double least_us = INFINITY;
+  int fastest = 0;
+  for (int i = 0; i < static_cast<int>(sizeof...(SHAPES)); ++i) {
+    const double us = ESTIMATES[i](args);
+    if (us < least_us) least_us = us, fastest = i;
   }
+  if (least_us < INFINITY) remembered.keep(problem, fastest);
   return fastest;
 }
 

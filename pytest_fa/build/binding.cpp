@@ -190,9 +190,14 @@ const float* Descale(const DLTensor* descale, const char* name, int64_t batch, i
   return Floats(*descale, name, {batch, heads}, q);
 }
 
+// The strides in elements.  That of an axis with one element has no meaning; a kernel sees it as if the axis were dense.
 FaStrides Strides(const DLTensor& tensor) {
-  const int64_t *strides = tensor.strides, *shape = tensor.shape;
-  if (strides == nullptr) return {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1};
+  int64_t strides[4] = {}, dense = 1;
+  for (int axis = 3; axis >= 0; --axis) {
+    const int64_t size = tensor.shape[axis];
+    strides[axis] = tensor.strides == nullptr || size == 1 ? dense : tensor.strides[axis];
+    if (strides[axis] * size > dense) dense = strides[axis] * size;
+  }
   return {strides[0], strides[1], strides[2], strides[3]};
 }
 

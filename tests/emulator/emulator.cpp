@@ -493,7 +493,11 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cudaSuccess; }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {};
+  attributes->numRegs = 255;  // as many as a thread can have
+  return cudaSuccess;
+}
 cudaError_t cudaPeekAtLastError() { return emulator::settings().error.empty() ? cudaSuccess : cudaErrorLaunchFailure; }
 cudaError_t cudaGetLastError() { return cudaPeekAtLastError(); }
 cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult*) {

@@ -4,6 +4,8 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
+#include "fa_forward.h"
+
 #include <atomic>
 
 namespace fa {
@@ -37,6 +39,17 @@ inline int sm_count() {
   if (cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 0;
   if (device < 64) cached_sms[device].store(sms, std::memory_order_relaxed);
   return sms;
+}
+
+// Refuses a kernel whose warpgroups would wait for ever in setmaxnreg.inc.  A block has `warpgroups` of them, whose threads all
+// start with the registers that the compiler gave the kernel; `needed` is the sum of what one thread of each has afterwards.
+inline int require_registers(const FaForwardArgs* args, const void* kernel, int warpgroups, int needed) {
+  cudaFuncAttributes attributes = {};
+  if (cudaError_t status = cudaFuncGetAttributes(&attributes, kernel)) return static_cast<int>(status);
+  if (warpgroups * attributes.numRegs >= needed) return FA_OK;
+  return fa_refuse(args, "the kernel was compiled to start with %d registers per thread, its setmaxnreg needs %d; compile it without "
+                         "a lower limit, such as -maxrregcount",
+                   attributes.numRegs, (needed + warpgroups - 1) / warpgroups);
 }
 
 }  // namespace fa

@@ -79,6 +79,24 @@ def test_a_kernel_gets_addresses_sizes_and_strides(bound: Bound, dtype: torch.dt
     assert (args.q_descale, args.k_descale, args.v_descale) == (None, None, None)
 
 
+def test_the_stride_of_an_axis_with_one_element_does_not_count(bound: Bound) -> None:
+    """Whatever such a stride is, a kernel gets that of a dense axis, so that it refuses no call for it."""
+    q = torch.zeros(1, 4, 1, 8).half().as_strided((1, 4, 1, 8), (7, 8, 3, 1))
+    k = torch.zeros(1, 1, 5, 8).half().as_strided((1, 1, 5, 8), (1, 0, 8, 1))
+    bound.forward(q, k, k, scale=1.0)
+    strides = [(each.batch, each.head, each.seq, each.dim) for each in (bound.last().q_stride, bound.last().k_stride)]
+    assert strides == [(32, 8, 8, 1), (40, 40, 8, 1)]
+
+
+def test_an_expanded_axis_keeps_its_stride(bound: Bound) -> None:
+    """A stride of 0 over several heads reaches the kernel."""
+    q = torch.zeros(2, 4, 3, 8).half()
+    k = torch.zeros(2, 1, 5, 8).half().expand(2, 4, 5, 8)
+    bound.forward(q, k, k, scale=1.0)
+    stride = bound.last().k_stride
+    assert (stride.batch, stride.head, stride.seq, stride.dim) == (40, 0, 8, 1)
+
+
 def test_without_a_log_sum_exp_there_is_no_address(bound: Bound) -> None:
     """An argument that is None is a null pointer; an integer is a number, too."""
     q, k, v, out = tensors()
