@@ -12,7 +12,7 @@ from pytest_fa.attention import parts
 from pytest_fa.attention.dtypes import DTYPES
 
 Off = float | tuple[int, int] | None
-OR_OWN_TRUTH = ", or against a truth of your own: --fa-truth"  # for what one float64 function of q, k and v computes
+OR_OWN_TRUTH = ", or with --fa-truth against a truth of your own"  # for what one float64 function computes
 
 
 class UnjudgedKind(NamedTuple):

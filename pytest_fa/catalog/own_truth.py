@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pytest_fa.attention import parts
 from pytest_fa.catalog.feature_keys import values_of
 
 if TYPE_CHECKING:
@@ -57,8 +58,10 @@ class OwnTruth(msgspec.Struct, frozen=True):
             )
         if self.takes is None:
             return None
-        if case.value_of("causal") != "none" and "causal" not in self.takes:
-            return f"{case.shape_id} is not judged: {self._function} takes no keyword argument `causal`"
+        for part in parts.PARTS:
+            missing = [word for word in part.always if word not in self.takes]
+            if missing and part.claimed_by(case) != part.claims[0]:
+                return f"{case.shape_id} is not judged: {self._function} takes no keyword argument `{missing[0]}`"
         if property_name in SCALED and "scale" not in self.takes:
             return f"{property_name} is not judged: {self._function} takes no keyword argument `scale`"
         return None

@@ -43,7 +43,7 @@ def test_missing_folder_is_a_usage_error(roots: Project) -> None:
     result = roots.collect("--fa-kernels=frist")
     folder = roots.folder / "frist"
     command = f"`python -m pytest_fa new NAME --kernels={folder}` writes a variant into {folder}"
-    complaint = f"ERROR: --fa-kernels: no folder '{folder}'; {command}"
+    complaint = f"ERROR: --fa-kernels: no folder '{folder}'; did you mean 'first'?; {command}"
     assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [complaint])
 
 

@@ -12,7 +12,7 @@ from tests.projects import CASE, ONE_CASE, NewProject, Project, Run
 MANIFEST_KEYS = (
     "step, because, expect, parent, role, computes, cases, entry, arch, supports, instantiations, defines, flags, "
     "rounds, limits, tolerance, deterministic, optional, omits, suppressions, returns, "
-    "sweep, variants"
+    "sweep, truth, variants"
 )
 BROKEN = {
     "unknown_key": (PYTHON_MANIFEST + "rol: overhead\n", "unknown key 'rol' in the manifest; did you mean 'role'?"),

@@ -111,7 +111,7 @@ MANIFESTS = (
         "A",
         PLAIN.replace("head_dim", "window: [128], head_dim"),
         "unknown key 'window' in supports: a sliding window is not judged; judge the kernel with its window off, or "
-        "against a truth of your own: --fa-truth; drop the key",
+        "with --fa-truth against a truth of your own; drop the key",
     ),
     Mistake(
         "A",
