@@ -86,11 +86,16 @@ class TruthStore:
     ) -> dict[str, RowTruth]:
         """The truth of further outputs and their bounds; see `make_row_truth`.
 
-        Functions of the user's may return fewer outputs than the variant; the others are not judged.
+        Raises `NoTruth` if functions of the user's do not return one of them.
         """
-        if variant.own_truth is not None:
-            known = dict(self.truth_of(variant.computes, inputs, variant.rounds, policy, variant.own_truth).rows)
-            return {output: known[output] for output in outputs if output in known}
+        if (own := variant.own_truth) is not None:
+            known = dict(self.truth_of(variant.computes, inputs, variant.rounds, policy, own).rows)
+            if missing := [output for output in outputs if output not in known]:
+                raise NoTruth(
+                    f"your reference {own.title} does not return {missing[0]}, which {variant.name} declares in "
+                    f"`returns`; return (out, {missing[0]}) in each function; nothing was judged"
+                )
+            return {output: known[output] for output in outputs}
         return {output: self._row_truth_of(output, inputs, variant.rounds, policy) for output in outputs}
 
     def _truth_of(

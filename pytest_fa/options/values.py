@@ -98,7 +98,8 @@ def max_error(text: str) -> float | None:
     value = number(largest)
     if not 0 < value <= MAX_ERROR:  # also false for NaN
         raise UsageProblem(
-            f"--fa-tolerance={text}: {largest!r} is no largest error; give a number above 0, such as 0.01"
+            f"--fa-tolerance={text}: {largest!r} is no largest error; give a number above 0 and up to {MAX_ERROR:g}, "
+            f"such as 0.01"
         )
     return value
 

@@ -341,7 +341,8 @@ def _is_faster(name: str, records: list[Record], times: Times) -> bool:
 
 
 def _command(run: RunFacts, name: str, *words: str) -> str:
-    """The command of a run with these words, without what features were asked in this run."""
-    asked = {"--benchmark-disable", *(row.flag for feature in features() for row in feature.options)}
+    """The command of a run with these words, without what features were asked; what decides a check stays."""
+    rows = [row for feature in features() for row in feature.options]
+    asked = {"--benchmark-disable", *(row.flag for row in rows if not (row.in_rerun and row.configures))}
     first_words = [word for word in run.rerun if word.partition("=")[0] not in asked]
     return shlex.join([*first_words, f"--fa-variant={name}", *run.selection, *words])

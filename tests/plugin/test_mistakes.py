@@ -59,7 +59,7 @@ OPTIONS = (
     Mistake(
         "A",
         "--fa-tolerance=absolute:none",
-        "--fa-tolerance=absolute:none: 'none' is no largest error; give a number above 0, such as 0.01",
+        "--fa-tolerance=absolute:none: 'none' is no largest error; give a number above 0 and up to 1e+06, such as 0.01",
     ),
     Mistake(
         "A",

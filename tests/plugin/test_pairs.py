@@ -8,7 +8,7 @@ from pytest_fa.options.pairs import RefusedPair, refused_pairs
 from tests.projects import NewProject, Project
 
 VALUES = {"--fa-gate": "0.9", "--fa-sweep": "good", "-n": "2", "--fa-gate-gpus": "2", "--fa-define": "A=1"}
-VALUES |= {"--fa-variant": "good", "--fa-shard": "1/2", "--fa-sanitize": "memcheck"}
+VALUES |= {"--fa-truth": "w.py:truth", "--fa-variant": "good", "--fa-shard": "1/2", "--fa-sanitize": "memcheck"}
 
 
 @pytest.fixture(scope="module")

@@ -30,17 +30,18 @@ def functions_of(where: str, text: str, folder: Path) -> OwnTruth:
     path = Path(os.path.abspath(folder / Path(file).expanduser()))  # noqa: PTH100  # `..` without links
     source = _source(where, path)
     definitions = _definitions(where, path, source)
-    for name in names:
+    for name in names if "*" not in definitions else ():  # what a star imports, only a call can tell
         if name not in definitions:
-            known = ", ".join(definitions) or "no function"
-            raise UsageProblem(f"{where}: {path} has no {name!r}{suggestion(name, definitions)} (it has: {known})")
+            functions = [known for known, definition in definitions.items() if definition]
+            listed = ", ".join(functions) or "no function"
+            raise UsageProblem(f"{where}: {path} has no {name!r}{suggestion(name, functions)} (it has: {listed})")
     return OwnTruth(
         path=str(path),
         shown_path=file,
         function=names[0],
         sha256=hashlib.sha256(source).hexdigest(),
         reference=names[1] if len(names) == MAX_FUNCTIONS else None,
-        takes=_keywords(definitions[names[0]]),
+        takes=_keywords(definitions.get(names[0])),
     )
 
 
@@ -67,6 +68,8 @@ def _definitions(where: str, path: Path, source: bytes) -> dict[str, Definition 
             found[node.name] = None if node.decorator_list else node
         elif isinstance(node, ast.Import | ast.ImportFrom):
             found |= dict.fromkeys(alias.asname or alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ClassDef):
+            found[node.name] = None
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found[node.id] = None
         if not isinstance(node, SCOPES):

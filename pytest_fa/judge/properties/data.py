@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from pytest_fa.attention import parts
-from pytest_fa.errors import WrongResult
+from pytest_fa.errors import NoTruth, WrongResult
 from pytest_fa.gpu.inputs import LINEAR_IN, Inputs, Output, clone, is_poison
 from pytest_fa.judge.policies import ulp
 from pytest_fa.judge.properties.cut import cut
@@ -213,6 +213,10 @@ def contained_nan(subject: PropertySubject) -> None:
     _require_same_in_other_heads("contained_nan", subject, inputs, before, after)
     sees_keys = subject.exact(inputs).ne(0).any(-1, keepdim=True)  # [batch, heads, seq_q, 1]
     expected = subject.exact(inputs._replace(**{name: with_nan})).isnan() & sees_keys
+    if (own := subject.variant.own_truth) and not bool(expected.any()):
+        raise NoTruth(
+            f"your reference {own.title} returns no NaN for a NaN in V; it must not hide one, as nan_to_num does"
+        )
     _require_nan(after, expected, f"{name.upper()} of head 1")
     place = min(inputs.q.shape[2], inputs.k.shape[2]) // 2  # under each mask, there is a row that sees this key
     for what in ("key", "query"):

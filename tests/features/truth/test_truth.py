@@ -240,6 +240,43 @@ def test_the_option_judges_every_candidate(plain: Project) -> None:
     assert "--fa-truth=window.py:truth" in records[0].rerun_command
 
 
+BORROWED = """\
+import sys
+
+sys.path.insert(0, "kernels/borrower")
+import entry
+
+
+def truth(q, k, v, *, scale):
+    return entry.attend(q, k, v, scale, 16).double()
+"""
+
+
+@pytest.mark.parametrize(
+    ("returns", "function", "reason"),
+    [
+        ("out", "borrowed.py:truth", "imports {}/kernels/borrower/entry.py, which is in the folder of a kernel"),
+        ("lse", "lse.py:truth", "does not return lse, which borrower declares in `returns`"),
+    ],
+)
+def test_a_kernel_is_not_its_own_truth_and_no_output_goes_unjudged(
+    new_project: NewProject, returns: str, function: str, reason: str
+) -> None:
+    """A truth from a kernel's folder, and one without a declared output, end the test without a verdict."""
+    project = new_project("borrower")
+    project.write("borrowed.py", BORROWED)
+    project.write("lse.py", TRUTH)
+    outputs = {"out": "", "lse": "returns: [out, lse]\n"}[returns]
+    source = KERNEL.replace("out=None):\n    return", "out=None, lse=None):\n    return", 1)
+    project.python_variant("borrower", source, f"{PLAIN}{outputs}")
+    run = project.suite(
+        ONE_CASE, "-k", "test_correct and borrower", f"--fa-truth={function}", "--fa-tolerance=absolute:0.1"
+    )
+    (record,) = [each for each in project.records if each.kind == "correct"][-1:]
+    assert (record.outcome, run.ret) == (Outcome.INCONCLUSIVE, 10), run.text
+    assert reason.format(project.folder) in record.message
+
+
 @pytest.mark.nightly
 def test_properties_use_the_truth(plain: Project) -> None:
     """Every property of the kernel holds by the user's functions."""
@@ -267,7 +304,10 @@ def test_properties_use_the_truth(plain: Project) -> None:
         ),
         (
             ["--fa-truth=window.py:truth", "--fa-tolerance=absolute:none"],
-            "--fa-tolerance=absolute:none: 'none' is no largest error; give a number above 0, such as 0.01",
+            (
+                "--fa-tolerance=absolute:none: 'none' is no largest error; give a number above 0 and up to 1e+06, "
+                "such as 0.01"
+            ),
         ),
         (["--fa-truth="], "--fa-truth: '' is not FILE.py:TRUTH or FILE.py:TRUTH,REFERENCE"),
         (["--fa-truth=window.py"], "--fa-truth: 'window.py' is not FILE.py:TRUTH or FILE.py:TRUTH,REFERENCE"),
@@ -287,7 +327,7 @@ SOURCE = "import numpy as np\n\ndef truth(q, k, v, *, scale):\n    pass\n\ndef a
     ("text", "complaint"),
     [
         ("absent.py:truth", "{folder}/absent.py cannot be read: No such file or directory"),
-        ("mine.py:trth", "{folder}/mine.py has no 'trth'; did you mean 'truth'? (it has: np, truth, any_words)"),
+        ("mine.py:trth", "{folder}/mine.py has no 'trth'; did you mean 'truth'? (it has: truth, any_words)"),
         ("broken.py:truth", "{folder}/broken.py, line 1: invalid syntax"),
         ("mine.py:truth,truth,truth", "'mine.py:truth,truth,truth' is not FILE.py:TRUTH or FILE.py:TRUTH,REFERENCE"),
     ],

@@ -17,6 +17,7 @@ from typing import Any, cast
 import msgspec
 import torch
 
+from pytest_fa.catalog.kernels_folder import MANIFEST
 from pytest_fa.errors import FaError
 from pytest_fa.features.truth.judge_side.messages import TruthAnswer, TruthQuestion, memory_of, read_tensors
 from pytest_fa.wire.channel import Channel
@@ -96,7 +97,19 @@ def _call(function: UsersFunction, question: TruthQuestion, q: torch.Tensor, k: 
             raise Unusable(f"takes no keyword argument `{missing[0]}`, without which this call cannot be judged")
         keywords = {name: value for name, value in keywords.items() if name in names}
     with torch.no_grad():
-        return function(q, k, v, **keywords)
+        result = function(q, k, v, **keywords)
+    _require_no_kernel(question.path)
+    return result
+
+
+def _require_no_kernel(path: str) -> None:
+    """Require that no source of a variant was imported: a kernel cannot be its own truth."""
+    for module in list(sys.modules.values()):
+        source = getattr(module, "__file__", None)
+        if source and source != path and (Path(source).parent / MANIFEST).exists():
+            raise Unusable(
+                f"imports {source}, which is in the folder of a kernel; what is true must not come from there"
+            )
 
 
 def _outputs(result: Any, question: TruthQuestion) -> tuple[torch.Tensor, ...]:  # noqa: ANN401  # as above
