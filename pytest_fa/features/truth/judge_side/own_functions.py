@@ -33,13 +33,14 @@ class Unusable(FaError):
 def serve_functions(channel: Channel) -> None:
     """TruthAnswer questions until the judge closes the connection."""
     modules: dict[str, Any] = {}
+    ours = frozenset(sys.modules)  # what the user's files import comes later
     while True:
         try:
             question = msgspec.json.decode(channel.receive(), type=TruthQuestion)
         except EOFError:
             return
         descriptor = channel.take_descriptor()
-        answer, memory = _answer(question, descriptor, modules)
+        answer, memory = _answer(question, descriptor, modules, ours)
         if descriptor is not None:
             os.close(descriptor)
         try:
@@ -51,11 +52,14 @@ def serve_functions(channel: Channel) -> None:
                 os.close(memory)
 
 
-def _answer(question: TruthQuestion, descriptor: int | None, modules: dict[str, Any]) -> tuple[TruthAnswer, int | None]:
+def _answer(
+    question: TruthQuestion, descriptor: int | None, modules: dict[str, Any], ours: frozenset[str]
+) -> tuple[TruthAnswer, int | None]:
     try:
         q, k, v = (tensor.to(question.device) for tensor in read_tensors(descriptor, question.shapes))
         function = _function(question, modules)
         outputs = _outputs(_call(function, question, q, k, v), question)
+        _require_no_kernel(question.path, ours)
     except (Unusable, SystemExit) as problem:
         return TruthAnswer(problem=str(problem) or "ended its process"), None
     except Exception as problem:  # noqa: BLE001  # a user's function may raise anything
@@ -97,15 +101,13 @@ def _call(function: UsersFunction, question: TruthQuestion, q: torch.Tensor, k: 
             raise Unusable(f"takes no keyword argument `{missing[0]}`, without which this call cannot be judged")
         keywords = {name: value for name, value in keywords.items() if name in names}
     with torch.no_grad():
-        result = function(q, k, v, **keywords)
-    _require_no_kernel(question.path)
-    return result
+        return function(q, k, v, **keywords)
 
 
-def _require_no_kernel(path: str) -> None:
+def _require_no_kernel(path: str, ours: frozenset[str]) -> None:
     """Require that no source of a variant was imported: a kernel cannot be its own truth."""
-    for module in list(sys.modules.values()):
-        source = getattr(module, "__file__", None)
+    for name in sys.modules.keys() - ours:
+        source = getattr(sys.modules[name], "__file__", None)
         if source and source != path and (Path(source).parent / MANIFEST).exists():
             raise Unusable(
                 f"imports {source}, which is in the folder of a kernel; what is true must not come from there"
