@@ -247,7 +247,7 @@ def _hint_at(problem: ImportError, module_name: str, folder: Path) -> str:
         return ""
     if problem.name == module_name.partition(".")[0]:
         return suggestion(module_name, [path.stem for path in folder.glob("*.py")])
-    return f"; install what has {problem.name!r} for the Python that runs pytest"
+    return f"; install the package with {problem.name!r} for the Python that runs pytest"
 
 
 class _FromSource(SourceFileLoader):

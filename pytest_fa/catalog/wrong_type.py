@@ -81,7 +81,7 @@ def _what_to_write(key: str, expected: list[str], value: Any) -> str:  # noqa: A
     name = key.rpartition(".")[2]
     is_scalar = isinstance(value, (str, int)) and not isinstance(value, bool)
     allowed = next((part.claims for part in parts.PARTS if part.supports == name), ())
-    if expected[0] == "array" and (name in NUMBERS and not str(value).isdecimal()):
+    if expected[0] == "array" and name in NUMBERS and not str(value).isdecimal():
         return f"it must be a list of numbers, such as `{name}: {NUMBERS[name]}`"
     if expected[0] == "array" and allowed and value not in allowed:
         return f"it must be a list of {', '.join(map(str, allowed))}"

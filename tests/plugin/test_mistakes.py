@@ -166,8 +166,8 @@ SOURCES = (
     Mistake(
         "B",
         f"import flash_atn\n{GOOD}",
-        "No module named 'flash_atn': entry.target 'entry:forward' of source_0 cannot be imported; install what has "
-        "'flash_atn' for the Python that runs pytest",
+        "No module named 'flash_atn': entry.target 'entry:forward' of source_0 cannot be imported; install the package "
+        "with 'flash_atn' for the Python that runs pytest",
     ),
     Mistake(
         "B",

@@ -48,7 +48,7 @@ inline int require_registers(const FaForwardArgs* args, const void* kernel, int 
   if (cudaError_t status = cudaFuncGetAttributes(&attributes, kernel)) return static_cast<int>(status);
   if (warpgroups * attributes.numRegs >= needed) return FA_OK;
   return fa_refuse(args, "the kernel was compiled to start with %d registers per thread, its setmaxnreg needs %d; compile it without "
-                         "a lower limit, such as -maxrregcount",
+                         "-maxrregcount",
                    attributes.numRegs, (needed + warpgroups - 1) / warpgroups);
 }
 

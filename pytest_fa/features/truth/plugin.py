@@ -17,6 +17,7 @@ OPTIONS = (
         in_rerun=True,
         why_once="it judges against attention",
         configures=True,
+        not_with=(("--fa-selftest", "the kernels of the self-test compute attention"),),
     ),
 )
 

@@ -715,7 +715,7 @@ def test_refusal_of_a_kind_of_its_own(job_of: JobOf) -> None:
             "import no_such_module\n",
             (
                 "No module named 'no_such_module': entry.target 'entry:forward' of entry_of_a_test cannot be imported; "
-                "install what has 'no_such_module' for the Python that runs pytest"
+                "install the package with 'no_such_module' for the Python that runs pytest"
             ),
         ),
         ("forwards = None\n", "entry has no 'forward' (entry.target 'entry:forward' of entry_of_a_test)"),

@@ -31,7 +31,7 @@ class Unusable(FaError):
 
 
 def serve_functions(channel: Channel) -> None:
-    """TruthAnswer questions until the judge closes the connection."""
+    """Answer questions until the judge closes the connection."""
     modules: dict[str, Any] = {}
     ours = frozenset(sys.modules)  # what the user's files import comes later
     while True:
