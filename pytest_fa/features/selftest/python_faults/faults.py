@@ -14,7 +14,7 @@ LONG_SEQ_K = 512  # number of keys from which `nan_when_long` is wrong
 FAULTY_HEADS = 2  # number of heads with which some faults show; no property uses two heads
 CLOSE_MAXIMA = 4.0  # largest difference of two row maxima that `one_maximum` takes for equal
 CALLS_BEFORE_REUSE = 15  # successive calls after which `kept_up_to_sign` reuses its result
-MOVES_BEFORE_REUSE = 60  # to another address in a row: only timed calls do that
+MOVES_BEFORE_REUSE = 20  # to another address in a row: of calls that are not timed, 9 follow one another so
 
 
 def attend(q, k, v, scale, causal="none", hidden=None, row_max=None):
