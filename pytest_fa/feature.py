@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -165,6 +165,10 @@ class FeatureOptions:
         """The user's functions with which a variant is compared in place of attention; None if there are none."""
         return None
 
+    def refusal(self, variants: Sequence[Any], policy: str | None) -> str | None:  # noqa: ARG002  # of `Variant`s
+        """Why these variants cannot be judged by this policy, or those of their manifests; None if they can."""
+        return None
+
     def rerun_words(self, kind: str, tool: str | None) -> list[str]:  # noqa: ARG002  # for features that override it
         """The options without which the suite has no test of this kind, or tests something else."""
         return []
@@ -197,6 +201,7 @@ class Feature:
     `manifest_key` names in the same way the type of its key in a manifest, a `catalog.feature_keys.FeatureKey`.
     `truth_source` names in the same way the class, in `judge_side`, that gives the judge the truth of a variant with an
     `own_truth`, and `truth_process` the function that serves it in a process of its own.
+    `judges_functions` ends the answer about attention that no part judges and that one function computes.
     `early_hooks` is a module of its folder with hooks of pytest that come before the options are read; every pytest run
     imports it, so it imports little.
     """
@@ -215,6 +220,7 @@ class Feature:
     early_hooks: str = ""
     truth_source: str = ""
     truth_process: str = ""
+    judges_functions: str = ""
     requires: tuple[str, ...] = ()
     commands: tuple[Subcommand, ...] = ()
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.dtypes import DTYPES
+from pytest_fa.feature import features
 
 Off = float | tuple[int, int] | None
-OR_OWN_TRUTH = ", or with --fa-truth against a truth of your own"  # for what one float64 function computes
 
 
 class UnjudgedKind(NamedTuple):
@@ -20,16 +20,23 @@ class UnjudgedKind(NamedTuple):
 
     `subject` ends with its verb.  `names` is the pattern of the manifest's keys and values, and of parameters.  `off`
     has the values that switch it off as an argument: those of parameters whose name matches a pattern.  Without any, an
-    adapter is needed.
+    adapter is needed.  `is_one_function` says whether one function of q, k and v computes it.
     """
 
     subject: str
     names: str
-    instead: str
+    nearest: str
     off: tuple[tuple[str, Off], ...] = ()
+    is_one_function: bool = False
 
     def __str__(self) -> str:
         return f"{self.subject} not judged; {self.instead}"
+
+    @property
+    def instead(self) -> str:
+        """What works: the nearest thing, and what features offer."""
+        offers = [feature.judges_functions for feature in features() if self.is_one_function]
+        return ", or ".join(filter(None, (self.nearest, *offers)))
 
     def matches(self, name: str) -> bool:
         """Whether a name stands for it."""
@@ -52,38 +59,44 @@ _ROWS = {
     "window": UnjudgedKind(
         "a sliding window is",
         r"(sliding_?)?windows?(_?sizes?)?(_(left|right))?|local(_attention|_window)?|swa",
-        f"judge the kernel with its window off{OR_OWN_TRUTH}",
+        "judge the kernel with its window off",
         ((r".*(left|right)", -1), (r"window_size", (-1, -1)), (r".*", None)),
+        is_one_function=True,
     ),
     "softcap": UnjudgedKind(
         "a soft cap of the scores is",
         r"((attn_|attention_)?logits?_?)?soft_?cap(ping)?|logits?_cap|tanh_cap",
-        f"judge the kernel with its cap off, usually 0{OR_OWN_TRUTH}",
+        "judge the kernel with its cap off, usually 0",
         ((r".*", 0.0),),
+        is_one_function=True,
     ),
     "sink": UnjudgedKind(
         "an attention sink is",
         r"(attn_|attention_|learnable_|s_)?sinks?(_tokens?|_bias)?",
-        f"judge the kernel without sinks{OR_OWN_TRUTH}",
+        "judge the kernel without sinks",
         ((r".*", None),),
+        is_one_function=True,
     ),
     "bias": UnjudgedKind(
         "a bias that is added to the scores is",
         r"((attn|attention|score|position|relative|rel_pos)_)?bias|rel_pos|score_mod",
-        f"judge the kernel without a bias{OR_OWN_TRUTH}",
+        "judge the kernel without a bias",
         ((r".*", None),),
+        is_one_function=True,
     ),
     "mask": UnjudgedKind(
         "a mask other than the causal one is",
         r"((attn|attention|key_padding|padding|custom|block|arbitrary|boolean|prefix)_)?mask(_mod)?|prefix(_lm)?|block_sparse",
-        f"judge the kernel without a mask, with `causal: [top_left]`{OR_OWN_TRUTH}",
+        "judge the kernel without a mask, with `causal: [top_left]`",
         ((r".*", None),),
+        is_one_function=True,
     ),
     "alibi": UnjudgedKind(
         "ALiBi is",
         r"(use_)?alibi(_slopes|_bias)?|slopes",
-        f"judge the kernel without slopes{OR_OWN_TRUTH}",
+        "judge the kernel without slopes",
         ((r".*", None),),
+        is_one_function=True,
     ),
     "dropout": UnjudgedKind(
         "dropout is",

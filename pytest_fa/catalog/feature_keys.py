@@ -6,6 +6,7 @@ The key has the name of the feature.  If the feature is absent, its key is allow
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
@@ -41,9 +42,9 @@ class FeatureKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     @classmethod
-    def of_text(cls, text: str) -> Any:  # noqa: ANN401  # what `msgspec.convert` takes
-        """What a text in the manifest stands for; a text is not allowed unless a subclass reads it."""
-        return text
+    def of_yaml(cls, value: Any) -> Any:  # noqa: ANN401  # any YAML value, and what `msgspec.convert` takes
+        """What a value in the manifest stands for.  Raises `msgspec.ValidationError` for one that is not allowed."""
+        return value
 
     def line(self, variant: Variant) -> str:
         """A line of `--fa-list`; empty if there is none."""
@@ -92,13 +93,18 @@ def _moved(owner: Any, place: str) -> Any:  # noqa: ANN401  # any YAML value
 
 
 def _converted_key(value: Any, kind: type[FeatureKey], place: str) -> Any:  # noqa: ANN401  # any YAML value
-    return converted(kind.of_text(value) if isinstance(value, str) else value, kind | None, place)
+    return converted(value, kind | None, place, kind.of_yaml)
 
 
-def converted(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401  # any value of YAML or JSON, and any type
-    """The value with its type.  Raises `msgspec.ValidationError` with its place, such as `$.added.gate`."""
+def converted(
+    value: Any,  # noqa: ANN401  # any value of YAML or JSON
+    kind: Any,  # noqa: ANN401  # any type
+    place: str,
+    read: Callable[[Any], Any] = lambda value: value,
+) -> Any:  # noqa: ANN401  # of that type
+    """The value, read by `read`, with its type.  Raises `msgspec.ValidationError` with its place: `$.added.gate`."""
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(read(value), kind)
     except msgspec.ValidationError as problem:
         text = str(problem)
         placed = text.replace("`$", f"`{place}", 1) if "`$" in text else f"{text} - at `{place}`"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,24 +23,35 @@ SCALED = ("negative_scale", "zero_scale")  # the properties that call the kernel
 class OwnTruth(msgspec.Struct, frozen=True):
     """Functions of one Python file: the truth, and the same formula with the kernel's roundings.
 
-    The allowed error comes from `reference`, or is `max_error`.  `takes` are the keyword arguments of the truth; None
-    if only a call can tell.  `sha256` is that of the file.  Both functions together return within `seconds`.
+    The allowed error comes from `reference`, or is `max_error`.  `takes` has the keyword arguments of each function;
+    None if only a call can tell.  `imports` are the files beside it that it imports, and `sha256` is that of all files
+    together.  Both functions return within `seconds`.
     """
 
     path: str
     shown_path: str
     function: str
     sha256: str
+    imports: tuple[str, ...] = ()
     reference: str | None = None
-    takes: tuple[str, ...] | None = None
+    takes: tuple[tuple[str, ...] | None, ...] = ()
     max_error: float | None = None
     seconds: float = SECONDS
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """Every file whose change changes what is true."""
+        return (self.path, *self.imports)
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The truth, and the reference if there is one."""
+        return (self.function, *([self.reference] if self.reference else []))
+
+    @property
     def title(self) -> str:
         """The functions as the user names them: `window.py:truth,reference`."""
-        names = [self.function, *([self.reference] if self.reference else [])]
-        return f"{self.shown_path}:{','.join(names)}"
+        return f"{self.shown_path}:{','.join(self.functions)}"
 
     @property
     def against(self) -> str:
@@ -56,36 +69,26 @@ class OwnTruth(msgspec.Struct, frozen=True):
             return (
                 f"{case.shape_id} is not judged: {self.title} is asked for attention, and this case has {case.computes}"
             )
-        if self.takes is None:
-            return None
-        for part in parts.PARTS:
-            missing = [word for word in part.always if word not in self.takes]
-            if missing and part.claimed_by(case) != part.claims[0]:
-                return f"{case.shape_id} is not judged: {self._function} takes no keyword argument `{missing[0]}`"
-        if property_name in SCALED and "scale" not in self.takes:
-            return f"{property_name} is not judged: {self._function} takes no keyword argument `scale`"
+        for function, takes in zip(self.functions, self.takes, strict=False):
+            if takes is not None and (missing := _missing(case, property_name, takes)):
+                what = property_name if missing == "scale" else case.shape_id
+                return f"{what} is not judged: {self.shown_path}:{function} takes no keyword argument `{missing}`"
         return None
 
-    @property
-    def _function(self) -> str:
-        return f"{self.shown_path}:{self.function}"
+
+def _missing(case: Case, property_name: str | None, takes: tuple[str, ...]) -> str | None:
+    """The keyword argument without which a function would compute something else than the call."""
+    for part in parts.PARTS:
+        missing = [word for word in part.always if word not in takes]
+        if missing and part.claimed_by(case) != part.claims[0]:
+            return missing[0]
+    return "scale" if property_name in SCALED and "scale" not in takes else None
 
 
-def with_own_truth(
-    variant: Variant,
-    of_options: Iterable[Callable[[Variant], OwnTruth | None]],
-    max_error: float | None,
-    seconds: float | None,
-) -> Variant:
-    """The variant with the functions that the options name, else those of its manifest.
-
-    `max_error` and `seconds` are those of the options; None leaves the defaults.
-    """
-    own = next(filter(None, (read(variant) for read in of_options)), None) or of_manifest(variant)
-    if own is None or not variant.is_judged:
-        return variant
-    limits: dict[str, Any] = {"max_error": max_error, "seconds": seconds or SECONDS}
-    return msgspec.structs.replace(variant, own_truth=msgspec.structs.replace(own, **limits))
+def digest_of(files: Iterable[str]) -> str:
+    """The SHA-256 of a file's content; of several files, that of their digests.  Raises `OSError`."""
+    digests = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def of_manifest(variant: Variant) -> OwnTruth | None:

@@ -47,7 +47,7 @@ class _Kept(NamedTuple):
 class TruthSource(Protocol):
     """Where the truth comes from that the user's functions compute."""
 
-    def truth_of(self, own: OwnTruth, inputs: Inputs, policy: str) -> Truth:
+    def truth_of(self, own: OwnTruth, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> Truth:
         """The truth and the reference of these functions.  Raises `NoTruth`."""
 
 
@@ -111,7 +111,7 @@ class TruthStore:
         if self.source is None:
             raise NoTruth(f"{own_truth.title} needs a process of its own, which this run cannot start")
         self.announce()
-        return self.source.truth_of(own_truth, inputs, policy)
+        return self.source.truth_of(own_truth, inputs, rounds, policy)
 
     def _row_truth_of(self, output: str, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> RowTruth:
         part = parts.outputs()[output]

@@ -35,8 +35,7 @@ class Options:
     and `selection` the options that select the cases, as they were typed.  `reuses_times` says whether times of
     baselines from the last minutes may stand for new ones: not with -n, for a page, or in CI.
     `listed` are the names and globs of --fa-list, none of them for all variants, and None without that option.
-    `max_error` is the number of `--fa-tolerance=absolute:MAX`.  `reads_truths` says whether a manifest may name the
-    functions with which its variants are compared.
+    `tolerance` is a policy; None for that of each manifest, and for `--fa-tolerance=absolute:MAX`.
     `is_given` is True if an option of pytest-fa or the id of a shipped test was used.  `named_variants` and
     `named_cases` are those of the test ids on the command line.  `parts` are the options of the features that are used.
     """
@@ -72,8 +71,6 @@ class Options:
     selection: tuple[str, ...] = ()
     reuses_times: bool = False
     parts: tuple[FeatureOptions, ...] = ()
-    max_error: float | None = None
-    reads_truths: bool = True
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -153,7 +150,7 @@ def read(config: pytest.Config) -> Options:
     options = _read(config, variants, cases, tuple(rerun_words(config)))
     reader = ConfigReader(config, config.rootpath, os.environ)
     require_sensible(reader)
-    parts = tuple(part for feature in features() if (part := feature.read(reader)) is not None)
+    parts = _parts(reader)
     needs_new = bool(NEW_TIMES_VARIABLES & os.environ.keys()) or any(map(reader.is_used, NEW_TIMES_OPTIONS))
     needs_new |= any(part.needs_new_times for part in parts)
     return dataclasses.replace(options, reuses_times=not needs_new, parts=parts)
@@ -161,7 +158,7 @@ def read(config: pytest.Config) -> Options:
 
 def _read(config: pytest.Config, named_variants: Words, named_cases: Words, rerun: Words) -> Options:
     """The options, with what the test ids of the command line name and the first words of a rerun command."""
-    max_error = values.max_error(tolerance := _text(config, "fa_tolerance"))
+    tolerance = _text(config, "fa_tolerance")
     return Options(
         rootdir=(rootdir := config.rootpath),
         variants=values.words_of(_text(config, "fa_variant")),
@@ -173,8 +170,7 @@ def _read(config: pytest.Config, named_variants: Words, named_cases: Words, reru
         defines=_repeated(config, "fa_define"),
         allowed_flags=_repeated(config, "fa_allow_flag"),
         arches=values.arches(_text(config, "fa_arch")),
-        tolerance=None if max_error else values.policy(tolerance),
-        max_error=max_error,
+        tolerance=None if values.max_error(tolerance) else values.policy(tolerance),
         watchdog_seconds=values.watchdog_seconds(_text(config, "fa_watchdog")),
         baselines=values.one_of("--fa-baselines", _text(config, "fa_baselines"), values.BASELINES),
         static=_is_on(config, "fa_static"),
@@ -198,7 +194,14 @@ def _read(config: pytest.Config, named_variants: Words, named_cases: Words, reru
 
 def defaults(rootdir: Path) -> Options:
     """The options of a run in `rootdir` without a command line and without an ini file."""
-    return _read(cast("pytest.Config", NothingGiven(rootdir)), (), (), ("pytest",))
+    nothing = cast("pytest.Config", NothingGiven(rootdir))
+    options = _read(nothing, (), (), ("pytest",))
+    return dataclasses.replace(options, parts=_parts(ConfigReader(nothing, rootdir, {})))
+
+
+def _parts(reader: ConfigReader) -> tuple[FeatureOptions, ...]:
+    """The options of the features that are used."""
+    return tuple(part for feature in features() if (part := feature.read(reader)) is not None)
 
 
 class NothingGiven:

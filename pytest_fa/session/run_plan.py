@@ -13,7 +13,6 @@ from pytest_fa.build.cache import require_safe
 from pytest_fa.catalog.discover import BUILTIN_ROOT, Catalog, discover
 from pytest_fa.catalog.fit import EVERYTHING, Fits
 from pytest_fa.catalog.kernels_folder import absence, missing_manifest
-from pytest_fa.catalog.own_truth import with_own_truth
 from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
 from pytest_fa.catalog.suites import DEFAULT_SUITE
@@ -137,11 +136,13 @@ class RunPlan:
 
     def _with_own_truth(self, variant: Variant) -> Variant:
         """The variant with the user's functions with which this run compares it, if there are some."""
-        options = self.options
-        if not options.reads_truths:
+        if not variant.is_judged:
             return variant
-        of_options = (part.own_truth for part in options.parts)
-        return with_own_truth(variant, of_options, options.max_error, options.watchdog_seconds)
+        own = next((own for part in self.options.parts if (own := part.own_truth(variant))), None)
+        if own is None:
+            return variant
+        seconds = self.options.watchdog_seconds or own.seconds
+        return msgspec.structs.replace(variant, own_truth=msgspec.structs.replace(own, seconds=seconds))
 
     @property
     def _fits(self) -> Fits:
@@ -156,7 +157,7 @@ def _require_consistent(options: Options, plan: Plan) -> None:
     if options.tolerance == "absolute":
         _require_fp16(plan)
     _require_fit_for_probes(options, plan)
-    _require_allowed_errors(options, plan)
+    _require_judgeable(options, plan)
 
 
 def _require_dtypes(options: Options, plan: Plan) -> None:
@@ -179,21 +180,11 @@ def _require_fp16(plan: Plan) -> None:
             )
 
 
-def _require_allowed_errors(options: Options, plan: Plan) -> None:
-    """Raise `UsageProblem` if nothing says how far a kernel may be from the user's own truth, or if it has none."""
+def _require_judgeable(options: Options, plan: Plan) -> None:
+    """Raise `UsageProblem` if a feature cannot judge the variants as its options ask."""
     judged = [variant for variant in plan.runnable if variant.is_judged and not variant.runs_beside_others]
-    truths = [variant.own_truth for variant in judged if variant.own_truth]
-    if own := next((own for own in truths if not own.has_allowed_error), None):
-        raise UsageProblem(
-            f"{own.title} says what is true, not how large an error may be, so nothing is judged; add a second "
-            f"function, the same formula with the kernel's roundings ({own.title},reference), or "
-            f"--fa-tolerance=absolute:MAX"
-        )
-    if options.max_error is not None and (plain := next((each for each in judged if not each.own_truth), None)):
-        raise UsageProblem(
-            f"--fa-tolerance=absolute:{options.max_error:g} is for a truth of your own, and {plain.name} has none; "
-            f"add --fa-truth=FILE.py:FUNCTION, or use same_precision"
-        )
+    if reason := next((reason for part in options.parts if (reason := part.refusal(judged, options.tolerance))), None):
+        raise UsageProblem(reason)
 
 
 def _require_fit_for_probes(options: Options, plan: Plan) -> None:

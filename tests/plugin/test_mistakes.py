@@ -83,7 +83,11 @@ OPTIONS = (
         "--fa-sweep: the manifest of good has no `sweep`; write for example `sweep: {values: {BLOCK_M: [32, 64]}}` "
         "(see docs/sweeps.md)",
     ),
-    Mistake("B", "--fa-truth=no.py:truth", "--fa-truth: {folder}/no.py cannot be read: No such file or directory"),
+    Mistake(
+        "B",
+        "--fa-truth=no.py:truth",
+        "--fa-truth: {folder}/no.py cannot be read: No such file or directory (a path is relative to {folder})",
+    ),
     Mistake("A", "--fa-truth=pytest.ini", "--fa-truth: 'pytest.ini' is not FILE.py:TRUTH or FILE.py:TRUTH,REFERENCE"),
 )
 MANIFESTS = (

@@ -14,6 +14,7 @@ from pytest_fa.catalog.suites import DEFAULT_SUITE, SUITES
 from pytest_fa.errors import UsageProblem
 from pytest_fa.feature import CaseRules, FeatureOptions, OptionRow, features
 from pytest_fa.features.sanitize.plugin import TOOLS
+from pytest_fa.features.truth.plugin import TruthOptions
 from pytest_fa.options import options, values
 from pytest_fa.options.flags import RUN_OPTIONS, all_options
 from pytest_fa.options.options import Options
@@ -167,6 +168,7 @@ def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: p
         timing=True,
         rerun=("pytest",),
         is_given=False,
+        parts=(TruthOptions(None, root, None),),
     )
     assert expected == read(pytester)
 

@@ -85,9 +85,9 @@ class Question:
             kernels=kernels or plain.kernels,
             suites=values.words_of(self.suite or "") or plain.suites,
             cases=values.words_of(self.case or ""),
+            # without the truth of a manifest: a kernel must not bring what it is compared with
             parts=(GateOptions(self.ratio, self.gate_baseline), *((NcuOptions(),) if self.ncu else ())),
             tolerance=self.policy,
-            reads_truths=False,  # a kernel must not bring what it is compared with
             watchdog_seconds=values.watchdog_seconds(self.watchdog or ""),
             no_build=self.no_build,
             cache=values.folder(rootdir, self.cache or "") or plain.cache,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
 from pytest_fa.catalog.feature_keys import FeatureKey
 from pytest_fa.catalog.own_truth import OwnTruth
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import UsageProblem
-from pytest_fa.features.truth.functions import functions_of
+from pytest_fa.features.truth.functions import FORM, functions_of
 
 
 class TruthKey(FeatureKey, frozen=True):
@@ -20,9 +22,11 @@ class TruthKey(FeatureKey, frozen=True):
     functions: str
 
     @classmethod
-    def of_text(cls, text: str) -> Any:  # noqa: ANN401  # what `msgspec.convert` takes
+    def of_yaml(cls, value: Any) -> Any:  # noqa: ANN401  # any YAML value, and what `msgspec.convert` takes
         """The key is a text in a manifest."""
-        return {"functions": text}
+        if not isinstance(value, str):
+            raise msgspec.ValidationError(f"Expected a text `{FORM}`, got {value!r}")
+        return {"functions": value}
 
     def own_truth(self, variant: Variant) -> OwnTruth:
         """The functions.  Raises `UsageProblem`."""

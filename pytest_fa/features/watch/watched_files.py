@@ -166,7 +166,7 @@ def _manifests(variant: Variant) -> tuple[str, ...]:
     A variant may move from one manifest to the other.
     """
     paths = (Path(variant.folder, name) for name in (MANIFEST_NAME, PLANTED_NAME))
-    truths = (variant.own_truth.path,) if variant.own_truth else ()
+    truths = variant.own_truth.files if variant.own_truth else ()
     return (*(str(path) for path in paths if path.name == MANIFEST_NAME or path.is_file()), *truths)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.variant import Rounding
 from pytest_fa.errors import NoTruth
 from pytest_fa.features.truth.functions import functions_of
 from pytest_fa.features.truth.judge_side.asked_truth import AskedTruth
@@ -57,6 +60,22 @@ def reference_lse(q, k, v, *, scale, causal, dtype):
     return reference(q, k, v, scale=scale, causal=causal, dtype=dtype), weights(q, k, scale, causal)[1].float()
 
 
+def exact_sums(q, k, v, *, scale, causal, dtype):
+    p = weights(q, k, scale, causal)[0]
+    largest = p.amax(-1, keepdim=True)
+    return ((p / largest).float().double() @ v * largest).float()
+
+
+def rounded_scores(q, k, v, *, scale, causal, dtype):
+    scores = (q @ k.transpose(2, 3) * scale).to(dtype).double()
+    return (torch.softmax(scores, -1) @ v).to(dtype)
+
+
+def kernel_words(q, k, v, *, scale, causal):
+    assert causal == "none" and not causal
+    return truth(q, k, v, scale=scale, causal=causal)
+
+
 def without_mask(q, k, v, *, scale):
     return truth(q, k, v, scale=scale, causal=False)
 
@@ -76,9 +95,15 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
     thread.start()
     asked = AskedTruth(near, os.getpid())
 
-    def ask_for(names: str, case: str, policy: str = "same_precision", max_error: float | None = None) -> Truth:
+    def ask_for(
+        names: str,
+        case: str,
+        policy: str = "same_precision",
+        max_error: float | None = None,
+        rounds: tuple[Rounding, ...] = (),
+    ) -> Truth:
         own = msgspec.structs.replace(functions_of("truth", f"mine.py:{names}", tmp_path), max_error=max_error)
-        return asked.truth_of(own, inputs_of(case), policy)
+        return asked.truth_of(own, inputs_of(case), rounds, policy)
 
     yield ask_for
     near.close()
@@ -86,9 +111,14 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
     far.close()
 
 
+LARGE_SCORES = "b1h2s64d64-fp16-seed0 x8"
+
+
 def inputs_of(case: str) -> Inputs:
-    """The data of a case on the CPU."""
-    return make_inputs(parse_case(case), torch.device("cpu"))
+    """The data of a case on the CPU; with `x8` behind it, with scores that are eight times as large."""
+    name, _, factor = case.partition(" x")
+    inputs = make_inputs(parse_case(name), torch.device("cpu"))
+    return inputs._replace(q=inputs.q * float(factor or 1))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +163,53 @@ def test_a_function_without_the_mask_is_not_believed(ask: Ask) -> None:
     sentence = "takes no keyword argument `causal`, without which this call cannot be judged"
     with pytest.raises(NoTruth, match=sentence):
         ask("hidden_signature", "b1h2s64d64-fp16-causal-seed0", max_error=0.01)
+
+
+@pytest.mark.parametrize(
+    ("names", "case", "rounds", "complaint"),
+    [
+        (
+            "truth,exact_sums",
+            "b1h2s64d64-fp32-seed0",
+            (),
+            "mine.py:exact_sums does not compute in float32: V times 1 + 7e-9, which float32 rounds to V, changes its",
+        ),
+        (
+            "truth,rounded_scores",
+            LARGE_SCORES,
+            (),
+            "so it computes something else; a kernel that also rounds Q or the scores declares `rounds: [q]` or",
+        ),
+        ("truth,rounded_scores", LARGE_SCORES, ("s",), ""),
+        ("kernel_words,reference", "b1h2s64d64-fp16-seed0", (), ""),
+    ],
+)
+def test_a_reference_has_the_roundings_of_the_kernel(
+    ask: Ask, names: str, case: str, rounds: tuple[Rounding, ...], complaint: str
+) -> None:
+    """Exact sums are no reference of a float32 kernel, and rounded scores only if the manifest declares them."""
+    with pytest.raises(NoTruth, match=re.escape(complaint)) if complaint else contextlib.nullcontext():
+        ask(names, case, rounds=rounds)
+
+
+def test_another_file_has_its_own_modules(tmp_path: Path) -> None:
+    """Of two files in two folders, each gets the module beside it, though both modules have one name."""
+    near, end = channel_pair()
+    far = Channel(end)
+    thread = threading.Thread(target=serve_functions, args=(far,), daemon=True)
+    thread.start()
+    asked, outs = AskedTruth(near, os.getpid()), []
+    for factor in (1, 2):
+        folder = tmp_path / str(factor)
+        folder.mkdir()
+        (folder / "factor.py").write_text(f"FACTOR = {factor}\n")
+        (folder / "mine.py").write_text(f"from factor import FACTOR\n{SOURCE.replace('[0] @ v', '[0] @ v * FACTOR')}")
+        own = msgspec.structs.replace(functions_of("truth", "mine.py:truth", folder), max_error=0.1)
+        outs.append(asked.truth_of(own, inputs_of("b1h2s64d64-fp16-seed0"), (), "same_precision").out)
+    near.close()
+    thread.join()
+    far.close()
+    assert torch.equal(outs[0] * 2, outs[1])
 
 
 def test_fp8_needs_p(ask: Ask) -> None:

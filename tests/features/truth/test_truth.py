@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import UsageProblem
 from pytest_fa.features.truth.functions import functions_of
 from pytest_fa.records.outcome import Outcome
@@ -111,7 +112,7 @@ BAD = {
 }
 BAD_REFERENCES = {
     "truth": "rounds nothing: it returns what truth returns",
-    "other": "is 0.1 (RMS, relative) away from truth; roundings cause at most 0.0063, so it computes something else",
+    "other": "is 0.1 (RMS, relative) away from truth; roundings cause at most 0.00098, so it computes something else",
 }
 SUPPORTS = "supports: {device: [cpu, cuda], causal: [none, top_left], dtype: [fp16, bf16], head_dim: [64]}\n"
 PLAIN = f'entry: {{kind: python, target: "entry:forward"}}\n{SUPPORTS}'
@@ -306,9 +307,13 @@ def test_properties_use_the_truth(plain: Project) -> None:
             ),
         ),
         (["--fa-truth="], "--fa-truth: '' is not FILE.py:TRUTH or FILE.py:TRUTH,REFERENCE"),
-        (["--fa-truth=window.py"], "--fa-truth: 'window.py' is not FILE.py:TRUTH or FILE.py:TRUTH,REFERENCE"),
+        (["--fa-truth=window"], "--fa-truth: 'window' is not FILE.py:TRUTH or FILE.py:TRUTH,REFERENCE"),
+        (
+            ["--fa-truth=window.py:truth,reference", "--fa-tolerance=fp8"],
+            "policy fp8 needs P, which window.py:truth,reference does not return; add --fa-tolerance=same_precision",
+        ),
     ],
-    ids=["no allowed error", "no truth", "no number", "nothing", "no function"],
+    ids=["no allowed error", "no truth", "no number", "nothing", "no function", "fp8"],
 )
 def test_a_run_that_cannot_judge_is_a_usage_error(plain: Project, arguments: list[str], complaint: str) -> None:
     """Options without which nothing could be judged end the run, with one sentence."""
@@ -322,7 +327,14 @@ SOURCE = "import numpy as np\n\ndef truth(q, k, v, *, scale):\n    pass\n\ndef a
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("absent.py:truth", "{folder}/absent.py cannot be read: No such file or directory"),
+        (
+            "absent.py:truth",
+            "{folder}/absent.py cannot be read: No such file or directory (a path is relative to {folder})",
+        ),
+        (
+            "mine.py",
+            "'mine.py' names no function; {folder}/mine.py has: truth, any_words; write mine.py:truth,any_words",
+        ),
         ("mine.py:trth", "{folder}/mine.py has no 'trth'; did you mean 'truth'? (it has: truth, any_words)"),
         ("broken.py:truth", "{folder}/broken.py, line 1: invalid syntax"),
         ("mine.py:truth,truth,truth", "'mine.py:truth,truth,truth' is not FILE.py:TRUTH or FILE.py:TRUTH,REFERENCE"),
@@ -341,12 +353,56 @@ def test_functions_that_are_not_there(tmp_path: Path, text: str, complaint: str)
 def test_keywords_are_read_from_the_source(tmp_path: Path, name: str, takes: tuple[str, ...] | None) -> None:
     """The keywords of a plain function are known before it is called; of others, only a call can tell."""
     (tmp_path / "mine.py").write_text(SOURCE)
-    assert functions_of("truth", f"mine.py:{name}", tmp_path).takes == takes
+    assert functions_of("truth", f"mine.py:{name},truth", tmp_path).takes == (takes, ("q", "k", "v", "scale"))
 
 
-def test_a_manifest_with_a_wrong_truth_is_refused(project: Project) -> None:
-    """The manifest's error names the file, the key and the functions that are there."""
+def test_a_reference_without_the_mask_is_named(tmp_path: Path) -> None:
+    """A case that only the second function cannot compute is not judged, and that function is named."""
+    (tmp_path / "mine.py").write_text(
+        "def truth(q, k, v, *, scale, causal):\n    pass\n\n\ndef reference(q, k, v, *, scale):\n    pass\n"
+    )
+    own = functions_of("truth", "mine.py:truth,reference", tmp_path)
+    masked = parse_case(CASE.replace("-fp16", "-fp16-causal"))
+    reason = "is not judged: mine.py:reference takes no keyword argument `causal`"
+    assert (own.refuses(parse_case(CASE), None), own.refuses(masked, None)) == (None, f"{masked.shape_id} {reason}")
+
+
+def test_what_a_file_imports_is_part_of_it(tmp_path: Path) -> None:
+    """A change of a module that the functions import, also by another one, changes the hash; others do not."""
+    (tmp_path / "parts").mkdir()
+    files = {
+        "mine.py": "import torch\nfrom helper import weights\n" + SOURCE,
+        "helper.py": "def weights():\n    from parts.scores import scores\n",
+        "parts/__init__.py": "",
+        "parts/scores.py": "scores = None\n",
+        "other.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    first = functions_of("truth", "mine.py:truth", tmp_path)
+    assert [Path(file).relative_to(tmp_path).as_posix() for file in first.files] == [
+        *("mine.py", "helper.py", "parts/__init__.py", "parts/scores.py")
+    ]
+    changes = {name: tmp_path / name for name in ("other.py", "parts/scores.py")}
+    for path in changes.values():
+        path.write_text("scores = 1\n")
+        digest = functions_of("truth", "mine.py:truth", tmp_path).sha256
+        assert (digest != first.sha256) == (path.name == "scores.py")
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        (f"{FILE}:truht,reference", "has no 'truht'; did you mean 'truth'?"),
+        (
+            f"['{FILE}:truth', '{FILE}:reference']",
+            "Expected a text `FILE.py:TRUTH or FILE.py:TRUTH,REFERENCE`, got ['../../window.py:truth'",
+        ),
+    ],
+    ids=["misspelt", "list"],
+)
+def test_a_manifest_with_a_wrong_truth_is_refused(project: Project, value: str, complaint: str) -> None:
+    """The manifest's error names the file, the key and the functions that are there, or the form of the key."""
     project.write("window.py", TRUTH)
-    project.python_variant("slide", KERNEL, f"{PLAIN}truth: {FILE}:truht,reference\n")
-    result = project.collect("--fa-variant=slide")
-    assert "has no 'truht'; did you mean 'truth'?" in result.text
+    project.python_variant("slide", KERNEL, f"{PLAIN}truth: {value}\n")
+    assert complaint in project.collect("--fa-variant=slide").text

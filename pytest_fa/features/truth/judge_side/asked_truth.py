@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -16,6 +16,7 @@ import torch
 from pytest_fa.attention.grouped_heads import repeated
 from pytest_fa.attention.rows import RowTruth
 from pytest_fa.catalog.own_truth import OwnTruth
+from pytest_fa.catalog.variant import Rounding
 from pytest_fa.errors import NoTruth
 from pytest_fa.features.truth.judge_side.messages import TruthAnswer, TruthQuestion, memory_of, read_tensors
 from pytest_fa.gpu.inputs import Inputs
@@ -25,11 +26,14 @@ from pytest_fa.judge.policies import READS_SPREAD, rms
 from pytest_fa.judge.truth import Truth
 from pytest_fa.wire.channel import Channel, Garbage
 
-NUDGE = 1 + 2.0**-40  # of V: float32 does not see it, float64 does
-# The relative error of one rounding: of the output's dtype, of tf32 for fp32, and of P in e4m3 for inputs in e4m3.
-UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-11}
-E4M3_UNIT = 2.0**-4
-FLOAT32_UNIT = 2.0**-24
+# Factors of V: float32 sees neither; float64 sees both, the second one also in an output that is rounded to float32.
+NUDGE, FLOAT32_NUDGE = 1 + 2.0**-40, 1 + 2.0**-27
+# The relative error of one rounding: of the output's dtype, and of P in e4m3 for inputs in e4m3.
+UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
+TF32_UNIT, E4M3_UNIT = 2.0**-11, 2.0**-4
+FLOAT32_UNIT = UNITS[torch.float32]
+MAX_ROUNDINGS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 16}  # of P and the output; of sums, too
+LOST_P = {torch.float16: 2.0**-25}  # what is lost of a weight that the dtype cannot hold, relative to the largest one
 LSE_DEVIATIONS = 6  # as in `attention/lse.py`: of the reference's error, which a right kernel stays below
 
 
@@ -43,38 +47,55 @@ class AskedTruth:
 
     def __init__(self, channel: Channel, pid: int) -> None:
         self._channel, self._pid = channel, pid
-        self._is_float64: set[tuple[str, str, str]] = set()  # (path, sha256, function)
+        self._computes: set[tuple[str, str, str, float]] = set()  # (path, sha256, function, factor of V)
 
-    def truth_of(self, own: OwnTruth, inputs: Inputs, policy: str) -> Truth:
-        """The truth, and what the reference says about the allowed error.  Raises `NoTruth`."""
+    def truth_of(self, own: OwnTruth, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> Truth:
+        """The truth, and what the reference says about the allowed error.  Raises `NoTruth`.
+
+        `rounds` are the roundings besides those of P and the output that the manifest declares.
+        """
         if policy in READS_SPREAD and own.max_error is None:
             raise _no_verdict(own, f"cannot be judged by policy {policy}, which needs P; use same_precision")
         call = _ExactCall(own, inputs, time.monotonic() + own.seconds)
         truth = self._ask(call, own.function, call.v, is_exact=True)
         if call.has_finite_inputs:
             _require_finite(own, own.function, truth)
-            self._require_float64(call, truth.out)
+            self._require_float64(call, own.function, truth.out)
         if own.reference is None:
             rows = () if truth.lse is None else (("lse", RowTruth(truth.lse, _constant(truth.lse, own.max_error))),)
             return call.truth(truth.out, truth.out, rows)
         reference = self._ask(call, own.reference, call.v, is_exact=False)
         if call.has_finite_inputs:
             _require_finite(own, own.reference, reference)
-            _require_roundings(call, truth.out, reference.out)
+            _require_roundings(call, rounds, truth.out, reference.out)
+            if call.dtype == torch.float32:
+                self._require_float32(call, own.reference, reference.out)
         lse = _row_truth(call, truth.lse, reference.lse)
         return call.truth(truth.out, reference.out, () if lse is None else (("lse", lse),))
 
-    def _require_float64(self, call: _ExactCall, out: torch.Tensor) -> None:
-        """Require, once for each function, that it computes in float64: the output of a kernel is not the truth."""
-        own = call.own
-        key = (own.path, own.sha256, own.function)
-        if key in self._is_float64 or not bool(out.any()):
-            return
-        nudged = self._ask(call, own.function, call.v * NUDGE, is_exact=True)
-        if torch.equal(nudged.out, out):
+    def _require_float64(self, call: _ExactCall, function: str, out: torch.Tensor) -> None:
+        """Require that a function computes in float64: the output of a kernel is not the truth."""
+        if self._nudged_differs(call, function, out, NUDGE) is False:
             reason = "does not compute in float64: V times 1 + 1e-12 gives the same output, as a kernel's would be"
-            raise _no_verdict(own, reason)
-        self._is_float64.add(key)
+            raise _no_verdict(call.own, reason)
+
+    def _require_float32(self, call: _ExactCall, function: str, out: torch.Tensor) -> None:
+        """Require that a reference computes in float32: with exact sums it would have less error than any kernel."""
+        if self._nudged_differs(call, function, out, FLOAT32_NUDGE):
+            reason = (
+                "does not compute in float32: V times 1 + 7e-9, which float32 rounds to V, changes its output; call "
+                "q.float(), k.float() and v.float() first"
+            )
+            raise _no_verdict(call.own, reason, function)
+
+    def _nudged_differs(self, call: _ExactCall, function: str, out: torch.Tensor, factor: float) -> bool | None:
+        """Whether the output for V times a factor differs from `out`; None if that was asked before, or all are 0."""
+        key = (call.own.path, call.own.sha256, function, factor)
+        if key in self._computes or not bool(out.any()):
+            return None
+        nudged = self._ask(call, function, call.v * factor, is_exact=factor == NUDGE)
+        self._computes.add(key)
+        return not torch.equal(nudged.out, out)
 
     def _ask(self, call: _ExactCall, function: str, v: torch.Tensor, *, is_exact: bool) -> _UsersResult:
         """What a function returns.  Raises `NoTruth`."""
@@ -114,15 +135,16 @@ class _ExactCall:
         self.own, self.deadline, self.dtype = own, deadline, inputs.output_dtype
         heads = exact.q.shape[1]
         self.q, self.k, self.v = exact.q.double(), repeated(exact.k.double(), heads), repeated(exact.v.double(), heads)
-        self.scale, self.words = exact.scale, {name: _plain(value) for name, value in exact.words.items()}
+        self.scale, self.words = exact.scale, exact.words
+        self.keys = max(1, self.k.shape[2])
         self.has_finite_inputs = all(bool(tensor.isfinite().all()) for tensor in (self.q, self.k, self.v))
-        self.unit = E4M3_UNIT if inputs.q.dtype == E4M3 else UNITS[self.dtype]
+        self.is_e4m3 = inputs.q.dtype == E4M3
 
     def question(self, function: str, *, is_exact: bool) -> TruthQuestion:
         """The message that asks for one function."""
-        needed = [name for name, value in self.words.items() if value is not False]
+        needed = [name for name, value in self.words.items() if value != "none"]
         return TruthQuestion(
-            path=self.own.path,
+            files=self.own.files,
             sha256=self.own.sha256,
             function=function,
             device=self.q.device.type,
@@ -140,6 +162,15 @@ class _ExactCall:
         norms = (float(tensor.norm(dim=-1).max()) if tensor.numel() else 0.0 for tensor in (self.q, self.k))
         return abs(self.scale) * next(norms) * next(norms)
 
+    def largest_errors(self, rounds: tuple[Rounding, ...]) -> tuple[float, float]:
+        """The largest relative error (RMS) that a kernel's roundings cause, and that if it rounds scores, too."""
+        unit = E4M3_UNIT if self.is_e4m3 else TF32_UNIT if "tf32" in rounds else UNITS[self.dtype]
+        count = MAX_ROUNDINGS[self.dtype] + (self.keys**0.5 if self.dtype == torch.float32 else 0)
+        plain = unit * count + LOST_P.get(self.dtype, 0.0) * self.keys
+        with_scores = plain + unit * self.largest_score
+        rounds_scores = self.dtype == torch.float32 or not {"q", "s"}.isdisjoint(rounds)
+        return with_scores if rounds_scores else plain, with_scores
+
     def truth(self, out: torch.Tensor, reference: torch.Tensor, rows: tuple[tuple[str, RowTruth], ...]) -> Truth:
         """What outputs are compared with; the reference is rounded to the output's dtype if it is not yet."""
         same_precision = reference.to(self.dtype).double()
@@ -148,11 +179,6 @@ class _ExactCall:
         against, max_error = self.own.against, self.own.max_error
         sizes = (self.k.shape[2], row_size, None, error)
         return Truth(out, same_precision, *sizes, rows=rows, against=against, max_error=max_error)
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401  # the value of any word
-    """The value as the function gets it: no mask is False, not a text."""
-    return False if value == "none" else value
 
 
 def _no_verdict(own: OwnTruth, reason: str, function: str | None = None, details: str = "") -> NoTruth:
@@ -171,8 +197,10 @@ def _require_finite(own: OwnTruth, function: str, returned: _UsersResult) -> Non
         raise _no_verdict(own, "returned a log-sum-exp with NaN or Inf", function)
 
 
-def _require_roundings(call: _ExactCall, truth: torch.Tensor, reference: torch.Tensor) -> None:
-    """Require that the reference differs from the truth as roundings make it differ.
+def _require_roundings(
+    call: _ExactCall, rounds: tuple[Rounding, ...], truth: torch.Tensor, reference: torch.Tensor
+) -> None:
+    """Require that the reference differs from the truth as roundings of P, the output and what `rounds` has make it.
 
     An error of a score is a relative error of a weight; rounding a score of size S causes one of up to S roundings.
     """
@@ -181,11 +209,13 @@ def _require_roundings(call: _ExactCall, truth: torch.Tensor, reference: torch.T
         raise _no_verdict(own, f"returned up to {float(truth.abs().max()):.3g}, which the kernel's dtype cannot hold")
     if torch.equal(reference, truth) and not torch.equal(rounded, truth):
         raise _no_verdict(own, f"rounds nothing: it returns what {own.function} returns", own.reference)
-    relative = rms(reference - truth) / max(rms(truth), torch.finfo(torch.float64).tiny)
-    allowed = call.unit * (1 + call.largest_score)
+    size = max(rms(truth), rms(call.v) / call.keys**0.5, torch.finfo(torch.float64).tiny)
+    relative, (allowed, with_scores) = rms(reference - truth) / size, call.largest_errors(rounds)
     if bool(truth.any()) and not relative <= allowed:
         reason = f"is {relative:.2g} (RMS, relative) away from {own.function}; roundings cause at most {allowed:.2g}"
-        raise _no_verdict(own, f"{reason}, so it computes something else", own.reference)
+        remedy = "; a kernel that also rounds Q or the scores declares `rounds: [q]` or `rounds: [s]`"
+        so = f", so it computes something else{remedy if relative <= with_scores else ''}"
+        raise _no_verdict(own, f"{reason}{so}", own.reference)
 
 
 def _float32_error(out: torch.Tensor, reference: torch.Tensor, row_size: torch.Tensor) -> Float32Error:

@@ -16,11 +16,12 @@ ELEMENT_BYTES = 8  # float64
 class TruthQuestion(msgspec.Struct, frozen=True):
     """Call one function on q, k and v, which come as float64 tensors of these shapes beside the message.
 
+    The function is in the first of the `files`, which imports the others; `sha256` is that of all files together.
     `needed` are the keywords without which the function would compute something else than the call.  `dtype` is that
     of the kernel's output.  `is_exact` asks for float64: the truth, and not the same formula with roundings.
     """
 
-    path: str
+    files: tuple[str, ...]
     sha256: str
     function: str
     device: str

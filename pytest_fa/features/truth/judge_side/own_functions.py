@@ -5,7 +5,6 @@ It is neither the judge's nor a candidate's.  It gets q, k and v of a call and n
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import inspect
 import os
@@ -18,12 +17,23 @@ import msgspec
 import torch
 
 from pytest_fa.catalog.kernels_folder import MANIFEST
+from pytest_fa.catalog.own_truth import digest_of
 from pytest_fa.errors import FaError
 from pytest_fa.features.truth.judge_side.messages import TruthAnswer, TruthQuestion, memory_of, read_tensors
 from pytest_fa.wire.channel import Channel
 from pytest_fa.wire.user_traceback import CALL_HINT, explanation_of
 
 UsersFunction = Callable[..., Any]
+
+
+class NoneWord(str):
+    """The word "none": equal to the text that kernels get, and false, so that `if causal:` means what it says."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        """A mask that is none masks nothing."""
+        return False
 
 
 class Unusable(FaError):
@@ -57,9 +67,9 @@ def _answer(
 ) -> tuple[TruthAnswer, int | None]:
     try:
         q, k, v = (tensor.to(question.device) for tensor in read_tensors(descriptor, question.shapes))
-        function = _function(question, modules)
+        function = _function(question, modules, ours)
         outputs = _outputs(_call(function, question, q, k, v), question)
-        _require_no_kernel(question.path, ours)
+        _require_no_kernel(question.files[0], ours)
     except (Unusable, SystemExit) as problem:
         return TruthAnswer(problem=str(problem) or "ended its process"), None
     except Exception as problem:  # noqa: BLE001  # a user's function may raise anything
@@ -71,12 +81,14 @@ def _answer(
     return TruthAnswer(shapes=tuple(tuple(each.shape) for each in outputs)), memory_of(outputs)
 
 
-def _function(question: TruthQuestion, modules: dict[str, Any]) -> UsersFunction:
-    """The function, of the file as it was when the run began."""
-    if question.path not in modules:
-        path = Path(question.path)
-        if hashlib.sha256(path.read_bytes()).hexdigest() != question.sha256:
-            raise Unusable("has changed since the run began; run it again")
+def _function(question: TruthQuestion, modules: dict[str, Any], ours: frozenset[str]) -> UsersFunction:
+    """The function, of the file and of what it imports as they were when the run began."""
+    file = question.files[0]
+    if file not in modules:
+        if digest_of(question.files) != question.sha256:
+            raise Unusable("has changed since the run began, or a file that it imports has; run it again")
+        _forget(modules, ours)
+        path = Path(file)
         sys.path.insert(0, str(path.parent))
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None  # noqa: S101  # the path ends with .py
@@ -84,16 +96,28 @@ def _function(question: TruthQuestion, modules: dict[str, Any]) -> UsersFunction
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(path.stem, module)
         spec.loader.exec_module(module)
-        modules[question.path] = module
-    function = getattr(modules[question.path], question.function, None)
+        modules[file] = module
+    function = getattr(modules[file], question.function, None)
     if not callable(function):
         raise Unusable("is not a function")
     return cast("UsersFunction", function)
 
 
+def _forget(modules: dict[str, Any], ours: frozenset[str]) -> None:
+    """Forget what an earlier file imported from its folder: another file may mean another module by the same name."""
+    folders = {str(Path(file).parent) for file in modules}
+    for name in sys.modules.keys() - ours:
+        source = getattr(sys.modules[name], "__file__", None) or ""
+        if any(source.startswith(f"{folder}{os.sep}") for folder in folders):
+            del sys.modules[name]
+    sys.path[:] = [place for place in sys.path if place not in folders]
+    modules.clear()
+
+
 def _call(function: UsersFunction, question: TruthQuestion, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:  # noqa: ANN401  # what a user's function returns
     """Call the function with those of the keywords that it takes."""
-    keywords = {**question.keywords, "dtype": getattr(torch, question.dtype)}
+    words = {name: NoneWord(value) if value == "none" else value for name, value in question.keywords.items()}
+    keywords = {**words, "dtype": getattr(torch, question.dtype)}
     parameters = inspect.signature(function).parameters.values()
     if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
         names = {each.name for each in parameters}
