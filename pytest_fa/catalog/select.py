@@ -162,6 +162,12 @@ def select_cases(
     return tuple(dict.fromkeys(cases))
 
 
+def exact_shapes(patterns: tuple[str, ...], dtypes: tuple[str, ...]) -> frozenset[str]:
+    """The shapes of the cases that patterns name exactly, not by a glob.  Raises as `select_cases` does."""
+    exact = tuple(each for each in patterns if _PRINTED_ID.fullmatch(each) or _GLOB.isdisjoint(each))
+    return frozenset(case.shape_id for case in select_cases((), exact, dtypes, (0,)) if exact)
+
+
 def _varied(cases: list[Case], dtypes: tuple[str, ...], seeds: tuple[int, ...] | None) -> list[Case]:
     """Return each case with each of these dtypes and seeds."""
     cases = [case.with_dtype(dtype) for case in cases for dtype in dtypes] if dtypes else cases  # type: ignore[arg-type]

@@ -129,7 +129,8 @@ def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) ->
         report.extras = [*getattr(report, "extras", []), *(part for parts in extras for part in parts)]
     elif report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        report.fa_not_run = ["build" if param_of(item, "fa_case") is None else "case", reason.removeprefix("Skipped: ")]
+        case = param_of(item, "fa_case")
+        report.fa_not_run = [case.shape_id if case else "", reason.removeprefix("Skipped: ")]  # as JSON has it
 
 
 def _shapes_of_selected(items: list[pytest.Item], plan: Plan) -> set[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pytest_fa.catalog.select import exact_shapes
 from pytest_fa.errors import FaError
 from pytest_fa.options.options import Options
 from pytest_fa.plugin.left_out import left_out_of_table, reused_times
@@ -44,7 +45,9 @@ class Results:
         self.failed_records: list[Record] = []  # of tests that failed
         self._reused: list[LeftOut] = []  # baselines whose times of an earlier run stand for new ones
         self._not_run: dict[str, Counter[str]] = {"build": Counter(), "case": Counter()}
+        self._not_run_at: dict[str, str] = {}  # the first reason at each shape
         self._any_case_ran = False
+        self._ran_at: set[str] = set()  # the shapes of these cases
         self._other_failure = False  # a failure other than a test without a verdict
         self._any_failed = self._any_already_reported = False
         self._failed_tests = 0  # those that failed without the record of a failure
@@ -73,6 +76,17 @@ class Results:
         no_case_ran = bool(self._not_run["case"]) and not self._any_case_ran
         return no_case_ran or (bool(self._not_run["build"]) and not self.records)
 
+    @functools.cached_property
+    def unjudged_cases(self) -> list[str]:
+        """Why cases that the user named were judged by no test, though tests of them were selected."""
+        names = (*self.options.cases, *self.options.named_cases)
+        shapes = exact_shapes(names, self.options.dtypes) if self._not_run_at else frozenset()
+        return [
+            reason if shape_id in reason else f"{shape_id}: {reason}"
+            for shape_id, reason in self._not_run_at.items()
+            if shape_id in shapes - self._ran_at
+        ]
+
     @property
     def is_inconclusive(self) -> bool:
         """Whether tests without a verdict are the only failures of this run."""
@@ -86,9 +100,10 @@ class Results:
     def exit_status(self, status: int) -> int:
         """The exit status of a run that would have this one.
 
-        A run in which nothing ran, records were lost, or no test failed with a fault that skipped others, has failed.
+        A run in which nothing ran, no test judged a case that was named, records were lost, or no test failed with a
+        fault that skipped others, has failed.
         """
-        is_bad = self.nothing_ran or self.file.is_bad or self.is_fault_unreported or self._undone
+        is_bad = self.nothing_ran or self.unjudged_cases or self.file.is_bad or self.is_fault_unreported or self._undone
         if is_bad and status == pytest.ExitCode.OK:
             return pytest.ExitCode.TESTS_FAILED
         is_undecided = self.is_inconclusive and not self.file.is_bad and status == pytest.ExitCode.TESTS_FAILED
@@ -106,15 +121,18 @@ class Results:
         elif hasattr(report, "fa_lost"):
             self.file.lost, self._any_case_ran = report.fa_lost, True
         elif hasattr(report, "fa_not_run") and not report.fa_companion:
-            kind, reason = report.fa_not_run
-            self._not_run[kind][reason] += 1
+            shape_id, reason = report.fa_not_run
+            self._not_run["case" if shape_id else "build"][reason] += 1
+            self._not_run_at.setdefault(shape_id, reason)
 
     def _take_record(self, report: Any) -> None:  # noqa: ANN401  # a report with the attributes of `attach`
         """Keep a record and append it to the run's file.  It is lost if this fails."""
         record: Record = report.fa_record
         self.records.append(record)
         self.failed_records += [record] if report.failed else []
-        self._any_case_ran |= self._has_run(record) and not report.fa_companion
+        if self._has_run(record) and not report.fa_companion:
+            self._any_case_ran = True
+            self._ran_at |= {record.case.shape_id} if record.case else set()
         if record.outcome == Outcome.NOT_MEASURED:
             self._not_run["case"][record.message] += 1
         self.file.append(record)
@@ -161,13 +179,19 @@ class Results:
             terminal.write_line(f"fa: {self._undone}", red=True)
         if self.is_fault_unreported:
             terminal.write_line(f"fa: {UNREPORTED}", red=True)
+        self._write_unjudged(terminal)
+
+    def _write_unjudged(self, terminal: pytest.TerminalReporter) -> None:
+        """Write why nothing ran, or why cases that the user named were not judged."""
+        reasons = self.why_not_run
+        count = reasons.total()
+        tests = "tests were" if count != 1 else "test was"
+        lines = [f"fa: {_not_judged(reason)}" for reason in self.unjudged_cases]
         if self.nothing_ran:
-            reasons = self.why_not_run
-            count = reasons.total()
-            tests = "tests were" if count != 1 else "test was"
-            terminal.write_line(f"fa: {self.options.why_nothing}: {count} selected {tests} skipped", red=True)
-            for reason, count in reasons.most_common(5):
-                terminal.write_line(f"  {count} x {reason}", red=True)
+            lines = [f"fa: {self.options.why_nothing}: {count} selected {tests} skipped"]
+            lines += [f"  {count} x {reason}" for reason, count in reasons.most_common(5)]
+        for line in lines:
+            terminal.write_line(line, red=True)
 
     def end(self, config: pytest.Config) -> None:
         """Write beside the records what was written."""
@@ -180,7 +204,7 @@ class Results:
             _write_lines(terminal, lines[: 1 if terminal.config.get_verbosity() <= QUIETEST else None])
         elif self.nothing_ran:
             ((reason, _),) = self.why_not_run.most_common(1)
-            terminal.write_line(f"not judged: {reason}", red=True)
+            terminal.write_line(_not_judged(reason), red=True)
 
     def facts(self, config: pytest.Config) -> RunFacts:
         """What the answer needs beside the records."""
@@ -192,7 +216,7 @@ class Results:
             why_not_run=why_not_run,
             failed_tests=self._failed_tests,
             failed_files=self._failed_files,
-            has_failed=self.nothing_ran or self.file.is_bad or bool(self._undone),
+            has_failed=self.nothing_ran or bool(self.unjudged_cases) or self.file.is_bad or bool(self._undone),
             is_static=self.options.static,
             saves_times=config.pluginmanager.hasplugin("benchmark") and not are_saved,
         )
@@ -271,6 +295,11 @@ class Results:
             Outcome.NOT_BUILT,
             Outcome.NOT_MEASURED,
         )
+
+
+def _not_judged(reason: str) -> str:
+    """A sentence that says that something was not judged, and why."""
+    return reason if " is not judged: " in reason else f"not judged: {reason}"
 
 
 def _write_lines(terminal: pytest.TerminalReporter, lines: list[TextLine]) -> None:

@@ -17,6 +17,9 @@ from tests.tiers import nightly_after
 CLAIMS = [f"b2h4s150{rest}-seed0" for rest in ("d128-bf16-bshd", "d64-fp16-bshd", "d128-fp16", "d64-bf16")]
 
 
+NARROW = f'{MANIFEST}entry: {{kind: python, target: "entry:forward"}}\nsupports: {{device: [cpu], causal: [none]}}\n'
+
+
 @pytest.fixture(scope="module")
 def pair(new_project: NewProject) -> Project:
     """One variant for the CPU that supports all cases of the suites, and one that is compiled."""
@@ -173,3 +176,26 @@ def test_invalid_seeds_are_a_usage_error(pair: Project, value: str) -> None:
     """Zero seeds, and a digit that is no number, are a usage error of one line."""
     result = pair.collect(f"--fa-seeds={value}")
     assert (result.ret, len(result.all_lines)) == (pytest.ExitCode.USAGE_ERROR, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--fa-case=b1h2s64d64-fp16,b1h2s64d64-fp16-causal",),
+            (
+                "fa: not judged: narrow does not support b1h2s64d64-fp16-causal: causal is top_left, supports none "
+                "(extend supports.causal if the kernel can)"
+            ),
+        ),
+        (("--fa-case=b1h2s64d64-fp16*", "--fa-suite=history"), ""),
+        (("--fa-case=b1h2s64d64-fp16",), ""),
+    ],
+    ids=["named", "glob", "judged"],
+)
+def test_a_named_case_that_is_not_judged_is_not_green(project: Project, words: tuple[str, ...], said: str) -> None:
+    """A case that is named exactly, and that no selected kernel can compute, fails the run; one of a glob does not."""
+    project.python_variant("narrow", manifest=NARROW)
+    run = project.suite(*words, "--fa-variant=narrow", "-k", "test_correct")
+    lines = [line for line in run.outlines if line.startswith("fa: not judged")]
+    assert (run.ret, lines) == (1 if said else 0, [said] if said else []), run.text
