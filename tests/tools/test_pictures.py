@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,25 +14,26 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.attention.dtypes import DTYPES
 from pytest_fa.catalog.suites import TARGET_SHAPE
-from pytest_fa.records.ceilings import write_ceilings
+from pytest_fa.records.ceilings import read_ceilings, write_ceilings
 from pytest_fa.records.checks import Bound
 from pytest_fa.records.log import save_records
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Ablation, Record
 from pytest_fa.records.timing import Agreement
-from pytest_fa.table.picture_style import apart
+from pytest_fa.table.picture_style import DARK_COLORS, REFERENCES, TEXT_COLOR, apart
 from tests.factories import CEILINGS, ENVIRONMENT, SMALL_SHAPE, check, record, speed
 from tools.docs.error_picture import error_picture
 from tools.docs.ladder_picture import ladder_picture
 from tools.docs.long_picture import long_picture
 from tools.docs.phase_picture import phase_picture
-from tools.docs.pictures import NothingToShow, draw, main
+from tools.docs.pictures import NothingToShow, draw, main, read_timed
 from tools.docs.scaling_picture import scaling_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+ROOT = Path(__file__).parents[2]
 ABLATIONS = {"without_pv": "P.V", "without_softmax": "softmax"}
 ROLES_AND_TIMES = {
     "slow": ("candidate", 100.0),
@@ -76,6 +78,44 @@ def test_pictures_are_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [path.read_bytes() for path in paths] == first
 
 
+def test_the_pictures_follow_the_color_scheme(folder: Path) -> None:
+    """Each colour of a picture has another on dark pages, also that of its page; its text can be searched."""
+    pytest.importorskip("matplotlib")
+    save_records([*scaling_records(), *long_records(), *checked_records()], folder.parent)
+    for path in draw(folder, CEILINGS):
+        svg = path.read_text(encoding="utf-8")
+        style = re.findall(r"<style[^>]*>(.*)</style>", svg)
+        assert len(style) == 1, path.name
+        light, _, dark = style[0].partition("@media(prefers-color-scheme:dark)")
+        rules = r"([fs][0-9a-f]{6}){(?:fill|stroke): (#[0-9a-f]{6})}"
+        in_light, in_dark = dict(re.findall(rules, light)), dict(re.findall(rules, dark))
+        assert {name: DARK_COLORS[color] for name, color in in_light.items()} == in_dark
+        assert "ffffff" in {name[1:] for name in in_light}
+        outside = svg.replace(style[0], "")
+        assert re.findall(r"(?:fill|stroke): #[0-9a-f]+", outside) == [], path.name
+        assert {name for names in re.findall(r'class="([^"]*)"', outside) for name in names.split()} <= set(in_light)
+        assert re.search(r"<text [^>]*>[^<]*(?:ws_p2|fast|near|long|SDPA)", svg), path.name
+
+
+@pytest.mark.nightly
+def test_the_committed_pictures_are_of_the_saved_records(tmp_path: Path) -> None:
+    """The pictures in `profiles/` are those that its records give with the pinned matplotlib."""
+    matplotlib = pytest.importorskip("matplotlib")
+    if f"matplotlib=={matplotlib.__version__}\n" not in (ROOT / "constraints.txt").read_text(encoding="utf-8"):
+        pytest.skip("another matplotlib may place text elsewhere")
+    for source in sorted((ROOT / "profiles").glob("*/*.jsonl")):
+        target = tmp_path / source.parent.name
+        target.mkdir(exist_ok=True)
+        (target / source.name).symlink_to(source)
+    for target in sorted(tmp_path.iterdir()):
+        saved = ROOT / "profiles" / target.name
+        gpu = read_timed(target)[0].environment.gpu
+        pictures = draw(target, read_ceilings(saved.parent, gpu))
+        assert sorted(path.name for path in pictures) == sorted(path.name for path in saved.glob("*.svg"))
+        old = [path.name for path in pictures if path.read_bytes() != (saved / path.name).read_bytes()]
+        assert old == [], f"draw them again: python -m tools.docs.pictures profiles/{target.name}"
+
+
 def test_what_the_records_lack_is_not_drawn(folder: Path) -> None:
     """Without checks and with one length, only the ladder and the phases are drawn."""
     pytest.importorskip("matplotlib")
@@ -93,16 +133,21 @@ def only_axis(figure: Figure | None) -> Axes:
 
 
 def test_the_ladder_shows_candidates_and_references(snapshot: SnapshotAssertion) -> None:
-    """The fastest candidate is at the bottom; sweeps and ablations are omitted; SDPA and the empty launch are lines."""
+    """The fastest is on top; sweeps and ablations are omitted; SDPA and the empty launch have rows of their colour."""
     pytest.importorskip("matplotlib")
     figure = ladder_picture(timed_records(TARGET_SHAPE, SMALL_SHAPE))
     assert figure is not None
     axis = only_axis(figure)
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["ws_p2", "slow"]
-    assert [text.get_text() for text in axis.texts] == ["10.00", "100.00"]
-    legend = axis.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["SDPA cuDNN: 12.00", "empty launch: 0.60"]
+    labels = axis.get_yticklabels()
+    assert [label.get_text() for label in labels] == ["empty launch", "ws_p2", "SDPA cuDNN", "slow"]
+    assert [text.get_text() for text in axis.texts] == ["0.60", "10.00", "12.00", "100.00"]
+    assert [label.get_color() for label in labels] == [
+        REFERENCES["noop"][1],
+        TEXT_COLOR,
+        REFERENCES["sdpa_cudnn"][1],
+        TEXT_COLOR,
+    ]
+    assert axis.get_ylim()[0] > axis.get_ylim()[1]  # row 0 is on top
     assert snapshot == figure.get_suptitle()
 
 
@@ -178,13 +223,33 @@ def test_long_sequences_have_a_panel_for_each_mask(snapshot: SnapshotAssertion) 
     assert figure is not None
     assert snapshot == " ".join(figure.get_suptitle().split())
     assert {axis.get_title(loc="left"): len(axis.get_lines()) for axis in figure.axes} == {
-        "D = 64": 2,
-        "D = 64, causal": 3,
+        "head_dim 64": 2,
+        "head_dim 64, causal": 3,
     }
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["long", "SDPA cuDNN", "FlashAttention-3"]
+    assert [text.get_text() for text in figure.axes[1].texts] == ["long", "SDPA cuDNN", "FlashAttention-3"]
+    assert len({line.get_color() for line in figure.axes[1].get_lines()}) == 3
     rates = [float(rate) for rate in np.asarray(figure.axes[0].get_lines()[0].get_ydata())]
     assert rates == pytest.approx([4 * 64 * 2048**2 * 64 / 90e6, 4 * 32 * 4096**2 * 64 / 90e6])
+
+
+def test_a_time_that_is_missing_is_counted() -> None:
+    """Where a rival has no confirmed time, the title says at how many shapes."""
+    pytest.importorskip("matplotlib")
+    figure = long_picture(long_records())
+    assert figure is not None
+    words = "at 0 of 4 shapes (1.12 x its time; no confirmed time at 2)"
+    assert words in " ".join(figure.get_suptitle().split())
+
+
+def test_a_length_that_was_not_measured_interrupts_a_line() -> None:
+    """No line is drawn over a length that was not measured; the axis says so."""
+    pytest.importorskip("matplotlib")
+    records = [each for each in scaling_records() if each.case and each.case.seq_q != 1024]
+    axis = only_axis(scaling_picture(records, None))
+    lines = [[int(length) for length in np.asarray(line.get_xdata())] for line in axis.get_lines()]
+    assert lines == [[256, 512], [2048]] * 3
+    labels = [label.get_text() for label in axis.get_xticklabels()]
+    assert labels == ["256", "512", "1024\nnot measured", "2048"]
 
 
 def test_one_long_length_is_no_picture() -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DTYPE_COLORS = dict(zip(DTYPES, (LINE_COLORS[0], LINE_COLORS[3], LINE_COLORS[2], LINE_COLORS[1]), strict=True))
+LIMIT_COLOR = "#c2410c"
 MAX_USED = 10.0  # larger fractions, and errors that are not finite, are drawn here
 
 
@@ -36,7 +37,7 @@ def error_picture(records: Iterable[Record]) -> Figure | None:
     if not errors:
         return None
     details = f"largest error of all checks, divided by the limit of its bound (dashed line); {gpu_of(judged)}"
-    figure, axis = new_figure(1.3 + 0.22 * len(errors), error_finding(errors), details)
+    figure, axis = new_figure(1.1 + 0.165 * len(errors), error_finding(errors), details)
     _draw_errors(axis, errors)
     return figure
 
@@ -63,8 +64,8 @@ def error_finding(errors: ErrorsOfVariants) -> str:
         return f"{len(wrong)} of {len(errors)} variants exceed a bound: {', '.join(sorted(wrong)[:3])}"
     name, of_variant = list(errors.items())[-1]
     closest, checks = _worst(of_variant), sum(each.checks for group in errors.values() for each in group.values())
-    share = f"{100 * closest.used:.0f} % of '{closest.bound}'"
-    return f"All {len(errors)} variants are right in all {checks} checks; closest: {name}, {share}"
+    share = f"{100 * closest.used:.0f} % of its bound '{closest.bound}'"
+    return f"The largest error is {share}: {name} ({checks} checks of {len(errors)} variants)"
 
 
 def _worst(of_variant: Mapping[str, ClosestBound]) -> ClosestBound:
@@ -88,9 +89,10 @@ def _draw_errors(axis: Axes, errors: ErrorsOfVariants) -> None:
         text = without_math(f"{worst.bound}{'' if worst.holds else ', exceeded'}")
         end = min(max(each.used for each in of_variant.values()), MAX_USED)
         axis.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center", fontsize=7, color=TEXT_COLOR)
-    axis.axvline(1.0, color="#c2410c", linewidth=1.3, linestyle=(0, (5, 3)))
+    axis.axvline(1.0, color=LIMIT_COLOR, linewidth=1.3, linestyle=(0, (5, 3)))
     axis.set_yticks(range(len(names)), [without_math(name) for name in names], fontsize=8, color=TEXT_COLOR)
     axis.set_xlim(0, None)
-    axis.set_xlabel("error / allowed; the word is the bound", fontsize=8, color=TEXT_COLOR)
+    axis.set_ylim(-0.8, len(names) - 0.2)
+    axis.set_xlabel("error / allowed; the word at a dot is the name of its bound", fontsize=8, color=TEXT_COLOR)
     axis.tick_params(axis="y", length=0)
     axis.legend(loc="lower right", fontsize=8, labelcolor=TEXT_COLOR)

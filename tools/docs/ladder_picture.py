@@ -10,7 +10,7 @@ from pytest_fa.records.record import Record
 from pytest_fa.table.baselines import best_baseline
 from pytest_fa.table.picture_style import (
     BAR_COLOR,
-    PAGE_COLOR,
+    GUIDE_COLOR,
     REFERENCES,
     TEXT_COLOR,
     device_us_of,
@@ -19,7 +19,6 @@ from pytest_fa.table.picture_style import (
     new_figure,
     shape_words,
     usable_times,
-    without_math,
 )
 
 if TYPE_CHECKING:
@@ -28,29 +27,29 @@ if TYPE_CHECKING:
 
 
 def ladder_picture(records: Sequence[Record]) -> Figure | None:
-    """A bar for each candidate, the slowest on top, and a line for each of `REFERENCES`; None without a candidate.
+    """A dot for each candidate and each of `REFERENCES`, the fastest on top; None without a candidate.
 
     The shape is the target shape, or the one where most candidates were timed.
     """
     times = usable_times(records)
     shape = main_shape(times)
     at_shape = {each.variant: each for each in reversed(times) if each.case and each.case.shape_id == shape}
-    rungs = sorted((each for each in at_shape.values() if each.role == "candidate"), key=device_us_of)
-    if not rungs:
+    candidates = sorted((each for each in at_shape.values() if each.role == "candidate"), key=device_us_of)
+    if not candidates:
         return None
-    case = rungs[0].case
+    rows = sorted([*candidates, *(at_shape[name] for name in REFERENCES if name in at_shape)], key=device_us_of)
+    case = candidates[0].case
     assert case is not None  # noqa: S101  # usable times have a case
-    details = f"device_us, log scale: time per call, back to back on {gpu_of(rungs)}; {shape_words(case)}"
-    finding = ladder_finding(rungs, best_baseline(list(at_shape.values())))
-    figure, axis = new_figure(1.3 + 0.24 * len(rungs), finding, details)
-    _draw_rungs(axis, rungs)
-    _draw_references(axis, at_shape)
+    details = f"microseconds per call (device_us), log scale; {gpu_of(candidates)}; {shape_words(case)}"
+    finding = ladder_finding(candidates, best_baseline(list(at_shape.values())))
+    figure, axis = new_figure(1.1 + 0.21 * len(rows), finding, details)
+    _draw_rows(axis, rows)
     return figure
 
 
-def ladder_finding(rungs: Sequence[Record], baseline: Record | None) -> str:
-    """How fast the first of the rungs is, beside the fastest baseline and the last of the rungs."""
-    fastest, slowest = rungs[0], rungs[-1]
+def ladder_finding(candidates: Sequence[Record], baseline: Record | None) -> str:
+    """How fast the first of the candidates is, beside the fastest baseline and the last of the candidates."""
+    fastest, slowest = candidates[0], candidates[-1]
     text = f"{fastest.variant}: {device_us_of(fastest):.2f} us"
     if baseline is not None:
         ratio = device_us_of(fastest) / device_us_of(baseline)
@@ -60,32 +59,22 @@ def ladder_finding(rungs: Sequence[Record], baseline: Record | None) -> str:
     return text
 
 
-def _draw_rungs(axis: Axes, rungs: Sequence[Record]) -> None:
-    """The fastest at the bottom, each with its figure."""
-    times, positions = [device_us_of(rung) for rung in rungs], range(len(rungs))
-    least = min(0.4, times[0] / 2)
-    axis.barh(positions, [us - least for us in times], left=least, height=0.62, color=BAR_COLOR, zorder=2)
-    page = {"facecolor": PAGE_COLOR, "edgecolor": "none", "pad": 1}  # hides the lines behind a figure
-    for position, us in zip(positions, times, strict=True):
-        axis.annotate(
-            f"{us:.2f}", (us * 1.05, position), va="center", fontsize=8, color=TEXT_COLOR, bbox=page, zorder=4
-        )
-    axis.set_yticks(positions, [without_math(rung.variant) for rung in rungs], fontsize=8, color=TEXT_COLOR)
+def _draw_rows(axis: Axes, rows: Sequence[Record]) -> None:
+    """A dot for each time, with its figure; references have the colour of their name."""
+    times, places = [device_us_of(row) for row in rows], range(len(rows))
+    colors = [REFERENCES[row.variant][1] if row.variant in REFERENCES else BAR_COLOR for row in rows]
+    least = times[0] / 2
+    axis.hlines(places, least, times, color=GUIDE_COLOR, linewidth=1, zorder=1)
+    axis.scatter(times, places, s=34, color=colors, zorder=2)
+    for place, us, color in zip(places, times, colors, strict=True):
+        ink = TEXT_COLOR if color == BAR_COLOR else color
+        axis.annotate(f"{us:.2f}", (us, place), (8, 0), textcoords="offset points", va="center", fontsize=8, color=ink)
+    axis.set_yticks(places, [label_of(row.variant) for row in rows], fontsize=8)
+    for label, color in zip(axis.get_yticklabels(), colors, strict=True):
+        label.set(color=TEXT_COLOR if color == BAR_COLOR else color)
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter("{x:g}")
     axis.set_xlim(least, times[-1] * 2)
-    axis.set_ylim(-0.8, len(rungs) - 0.2)
-    axis.set_xlabel("us per call", fontsize=8, color=TEXT_COLOR)
+    axis.set_ylim(len(rows) - 0.3, -0.7)  # the first row on top
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)
-
-
-def _draw_references(axis: Axes, times: dict[str, Record]) -> None:
-    """A vertical line through all rungs for each reference that was timed, and the legend."""
-    for name, (words, color) in REFERENCES.items():
-        if name in times:
-            device_us = device_us_of(times[name])
-            label = f"{words}: {device_us:.2f}"
-            axis.axvline(device_us, label=label, color=color, linewidth=1.3, linestyle=(0, (5, 3)), zorder=3)
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(loc="lower right", fontsize=8, facecolor=PAGE_COLOR, labelcolor=TEXT_COLOR)

@@ -16,22 +16,25 @@ from pytest_fa.table.picture_style import (
     REFERENCES,
     TEXT_COLOR,
     WIDTH,
+    apart,
     device_us_of,
     gpu_of,
+    label_at_end,
     label_of,
     new_title,
     usable_times,
     without_math,
 )
+from tools.docs.scaling_picture import connected, span_of
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 HEADS = 16
 MIN_LENGTHS = 2  # of a candidate in a panel
-MAX_CANDIDATES = 3
+MAX_CANDIDATES = 2
+LABEL_GAP = 0.075  # between two labels, as a share of the axis
 CASES = tuple(case for case in SUITES["long"] if case.heads == HEADS and case.dtype == "fp16")
 
 Variants = dict[str, dict[int, Record]]  # by variant, by sequence length
@@ -49,27 +52,30 @@ def long_picture(records: Iterable[Record]) -> Figure | None:
     from matplotlib.figure import Figure  # noqa: PLC0415  # from the extra `report`: pip install pytest-fa[report]
 
     rows = (len(panels) + 1) // 2
-    figure = Figure(figsize=(WIDTH, 2.6 * rows + 0.8), layout="constrained", facecolor=PAGE_COLOR)
+    figure = Figure(figsize=(WIDTH, 2.7 * rows + 0.4), layout="constrained", facecolor=PAGE_COLOR)
     new_title(figure, long_finding(cells))
     axes = figure.subplots(rows, min(2, len(panels)), squeeze=False).flatten()
     for axis, key in zip(axes, panels, strict=False):
         _draw_panel(axis, key, cells[key], candidates)
     for axis in axes[len(panels) :]:
         axis.remove()
-    _draw_legend(figure, f"TFLOP/s over the sequence length S, {HEADS} heads, fp16; {gpu_of(times)}")
+    details = f"TFLOP/s over the sequence length S; {HEADS} heads, fp16; {gpu_of(times)}"
+    figure.supxlabel(without_math(details), fontsize=8, color=QUIET_COLOR)
     return figure
 
 
 def long_finding(cells: Cells) -> str:
-    """In how many cells the fastest candidate is faster than cuDNN and than FlashAttention-3, and by how much."""
+    """At how many shapes the fastest candidate is faster than cuDNN and than FlashAttention-3, and by how much."""
     best = _candidates(cells)[0]
+    shapes = sum(len(variants.get(best, {})) for variants in cells.values())
     parts = []
     for rival in ("sdpa_cudnn", "flash_attention_3"):
         ratios = _ratios(cells, best, rival)
         if ratios:
             faster = sum(ratio < 1 for ratio in ratios)
-            span = f"{min(ratios):.2f} to {max(ratios):.2f} x its time"
-            parts.append(f"than {label_of(rival)} in {faster} of {len(ratios)} cells ({span})")
+            span = f"{span_of(ratios)} x its time"
+            missing = f"; no confirmed time at {shapes - len(ratios)}" if len(ratios) < shapes else ""
+            parts.append(f"than {label_of(rival)} at {faster} of {shapes} shapes ({span}{missing})")
     return f"{label_of(best)} is faster {' and '.join(parts)}" if parts else f"{label_of(best)} at long sequences"
 
 
@@ -100,35 +106,35 @@ def _ratios(cells: Cells, name: str, rival: str) -> list[float]:
 
 
 def _draw_panel(axis: Axes, key: tuple[int, str], variants: Variants, candidates: list[str]) -> None:
-    """The lines of one head_dim and mask."""
+    """The lines of one head_dim and mask, each with its name at its end."""
     colors = dict(zip(candidates, LINE_COLORS, strict=False)) | {name: color for name, (_, color) in REFERENCES.items()}
-    for name, color in colors.items():
-        points = [(length, _tflops(record)) for length, record in sorted(variants.get(name, {}).items())]
-        if points and name != "noop":
-            (line,) = axis.plot(*zip(*points, strict=True), color=color, marker="o", markersize=3, label=label_of(name))
-            line.set_linestyle((0, (5, 3)) if name in REFERENCES else "solid")
-    title = f"D = {key[0]}{'' if key[1] == 'none' else ', causal'}"
-    axis.set_title(title, fontsize=8, color=QUIET_COLOR, loc="left")
+    rates = {
+        name: {length: _tflops(record) for length, record in sorted(variants[name].items())}
+        for name in colors
+        if name in variants and name != "noop"
+    }
     lengths = sorted({case.seq_q for case in CASES})
+    for name, points in rates.items():
+        style, marker = ((0, (5, 3)), "s") if name in REFERENCES else ("solid", "o")
+        for part in connected(points):
+            heights = [points[length] for length in part]
+            axis.plot(part, heights, color=colors[name], marker=marker, markersize=3, linestyle=style)
+    top = 1.08 * max(max(points.values()) for points in rates.values())
+    ends = [list(points.items())[-1] for points in rates.values()]
+    places = apart([height for _, height in ends], LABEL_GAP * top)
+    shift = max(0.0, max(places) - top)
+    for name, end, place in zip(rates, ends, places, strict=True):
+        label_at_end(axis, name, end, (lengths[-1] * 1.3, place - shift), colors[name])
+    axis.set_title(
+        f"head_dim {key[0]}{'' if key[1] == 'none' else ', causal'}", fontsize=8, color=TEXT_COLOR, loc="left"
+    )
     axis.set_xscale("log", base=2)
     axis.set_xticks(lengths, [str(length) for length in lengths])
     axis.set_xlim(lengths[0] / 1.15, lengths[-1] * 1.15)
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, top)
     axis.tick_params(labelsize=8, colors=TEXT_COLOR)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color=GUIDE_COLOR, linewidth=0.6)
-
-
-def _draw_legend(figure: Figure, title: str) -> None:
-    """One legend for all panels, below them."""
-    handles: dict[str, Artist] = {}
-    for axis in figure.axes:
-        drawn, labels = axis.get_legend_handles_labels()
-        handles |= dict(zip(labels, drawn, strict=True))
-    names = list(handles)
-    lines = [handles[name] for name in names]
-    small = {"fontsize": 8, "title_fontsize": 8, "title": without_math(title)}
-    figure.legend(lines, names, loc="outside lower center", ncols=4, frameon=False, **small)
 
 
 def _tflops(record: Record) -> float:

@@ -81,9 +81,9 @@ def _draw_phases(axis: Axes, phases: list[str], shapes: list[PhaseTimes]) -> Non
         present = [(place, shape.saved_us[phase]) for place, phase in enumerate(phases) if phase in shape.saved_us]
         places = [place + BAR_HEIGHT / 2 - height * (index + 0.5) for place, _ in present]
         label = f"{shape.shape_id}: {shape.whole_us:.2f} us"
-        values = [saved_us for _, saved_us in present]
+        values = [round(saved_us, 2) + 0.0 for _, saved_us in present]  # a phase that adds nothing has no bar
         bars = axis.barh(places, values, height=height * 0.9, label=label, color=LINE_COLORS[index % len(LINE_COLORS)])
-        axis.bar_label(bars, [f"{round(us, 2) + 0.0:.2f}" for us in values], padding=3, fontsize=8, color=TEXT_COLOR)
+        axis.bar_label(bars, [f"{us:.2f}" for us in values], padding=3, fontsize=8, color=TEXT_COLOR)
     axis.set_yticks(range(len(phases)), [without_math(phase) for phase in phases], fontsize=8, color=TEXT_COLOR)
     axis.set_xlabel("us", fontsize=8, color=TEXT_COLOR)
     axis.margins(x=0.12)

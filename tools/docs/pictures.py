@@ -12,6 +12,7 @@ from pytest_fa.errors import FaError
 from pytest_fa.records.ceilings import Ceilings, read_ceilings
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
+from pytest_fa.table.picture_style import save_svg
 from tools.docs.error_picture import error_picture
 from tools.docs.ladder_picture import ladder_picture
 from tools.docs.long_picture import long_picture
@@ -45,9 +46,6 @@ def draw(folder: Path, ceilings: Ceilings | None) -> list[Path]:
     without matplotlib.
     """
     records = read_timed(folder)
-    import matplotlib as mpl  # noqa: PLC0415  # from the extra `report`: pip install pytest-fa[report]
-
-    mpl.rcParams["svg.hashsalt"] = "pytest-fa"  # so that the same records give the same file
     pictures = {
         "ladder.svg": ladder_picture(records),
         "scaling.svg": scaling_picture(records, ceilings),
@@ -58,7 +56,7 @@ def draw(folder: Path, ceilings: Ceilings | None) -> list[Path]:
     paths = []
     for name, figure in pictures.items():
         if figure is not None:
-            figure.savefig(folder / name, metadata={"Date": None, "Creator": None})
+            save_svg(figure, folder / name)
             paths.append(folder / name)
     return paths
 

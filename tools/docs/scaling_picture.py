@@ -20,6 +20,7 @@ from pytest_fa.table.picture_style import (
     apart,
     device_us_of,
     gpu_of,
+    label_at_end,
     label_of,
     new_figure,
     usable_times,
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_CANDIDATES = 5
+MAX_CANDIDATES = 3
 SAME = 0.03  # share of a time below which two lines are one
 MIN_LENGTHS = 3  # of a line
-LABEL_GAP = 0.09  # between two labels, in decades
+LABEL_GAP = 0.085  # between two labels, in decades
+MAX_STEP = 2  # between two lengths that a line connects
 
 Family = dict[int, dict[str, Record]]  # by sequence length, then by variant
 
@@ -49,15 +51,30 @@ def scaling_picture(records: Iterable[Record], ceilings: Ceilings | None) -> Fig
     assert first.case is not None  # noqa: S101  # usable times have a case
     figure, axis = new_figure(4.4, scaling_finding(family), _details(first.case, times))
     for name, color in lines.items():
-        points = [(length, _tflops(group[name])) for length, group in family.items() if name in group]
-        style = (0, (5, 3)) if name in REFERENCES else "solid"
-        axis.plot(*zip(*points, strict=True), color=color, linestyle=style, marker="o", markersize=3.5, linewidth=1.5)
+        points = {length: _tflops(group[name]) for length, group in family.items() if name in group}
+        style, marker = ((0, (5, 3)), "s") if name in REFERENCES else ("solid", "o")
+        for part in connected(points):
+            rates = [points[length] for length in part]
+            axis.plot(part, rates, color=color, linestyle=style, marker=marker, markersize=3.5, linewidth=1.5)
     _label_lines(axis, family, lines)
     rate = ceilings.matmul_tflops.get(first.case.dtype) if ceilings else None
     if rate:
+        words, place = f"matrix products: {rate:.0f} TFLOP/s (measured)", (min(family), rate * 1.06)
         axis.axhline(rate, color=QUIET_COLOR, linewidth=1, linestyle=":")
-        axis.annotate(f"matrix products: {rate:.0f} TFLOP/s (measured)", (min(family), rate * 1.06), fontsize=8)
+        axis.annotate(words, place, fontsize=8, color=TEXT_COLOR)
+        axis.set_ylim(top=rate * 1.5)
     return figure
+
+
+def connected(lengths: Iterable[int]) -> list[list[int]]:
+    """The lengths in groups; a line connects those of a group, and stops before a length that was not measured."""
+    groups: list[list[int]] = []
+    for length in sorted(lengths):
+        if groups and length <= MAX_STEP * groups[-1][-1]:
+            groups[-1].append(length)
+        else:
+            groups.append([length])
+    return groups
 
 
 def scaling_finding(family: Family) -> str:
@@ -71,7 +88,7 @@ def scaling_finding(family: Family) -> str:
         "slower": [length for length, ratio in ratios.items() if ratio >= 1],
     }
     parts = [
-        f"{word} at S = {', '.join(map(str, lengths))} ({_range([ratios[length] for length in lengths])} x its time)"
+        f"{word} at S = {', '.join(map(str, lengths))} ({span_of([ratios[length] for length in lengths])} x its time)"
         for word, lengths in sides.items()
         if lengths
     ]
@@ -85,7 +102,8 @@ def _ratio(group: dict[str, Record]) -> float | None:
     return min(candidates) / min(baselines) if candidates and baselines else None
 
 
-def _range(ratios: Sequence[float]) -> str:
+def span_of(ratios: Sequence[float]) -> str:
+    """The least and the largest ratio, or one figure if they are equal."""
     least, most = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
     return least if least == most else f"{least} to {most}"
 
@@ -154,19 +172,31 @@ def _tflops(record: Record) -> float:
 
 
 def _label_lines(axis: Axes, family: Family, lines: dict[str, str]) -> None:
-    """The name of each line behind its last point; labels that would overlap are moved apart."""
+    """The name of each line behind its last point, with a thin line to it; labels are moved apart."""
     ends = [max(length for length, group in family.items() if name in group) for name in lines]
     heights = [math.log10(_tflops(family[end][name])) for name, end in zip(lines, ends, strict=True)]
-    for (name, color), height in zip(lines.items(), apart(heights, LABEL_GAP), strict=True):
-        place = (max(family) * 1.06, 10**height)
-        axis.annotate(label_of(name), place, fontsize=8, va="center", color=color, annotation_clip=False)
+    places = apart(heights, LABEL_GAP)
+    for (name, color), end, height, place in zip(lines.items(), ends, heights, places, strict=True):
+        label_at_end(axis, name, (end, 10**height), (max(family) * 1.13, 10**place), color)
+    lengths = _all_lengths(family)
     axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
+    axis.set_yscale("log", subs=[2, 5])
     axis.yaxis.set_minor_formatter("{x:g}")
-    axis.tick_params(axis="y", which="minor", labelsize=7)
-    axis.set_xticks(sorted(family), [str(length) for length in sorted(family)])
-    axis.set_xlim(min(family) / 1.1, max(family) * 2.1)
+    axis.tick_params(axis="y", which="minor", labelsize=8, labelcolor=TEXT_COLOR)
+    labels = [str(length) if length in family else f"{length}\nnot measured" for length in lengths]
+    axis.set_xticks(lengths, labels)
+    axis.set_xlim(min(family) / 1.1, max(family) * 1.9)
     axis.yaxis.set_major_formatter("{x:g}")
     axis.set_xlabel("sequence length S", fontsize=8, color=TEXT_COLOR)
     axis.set_ylabel("TFLOP/s", fontsize=8, color=TEXT_COLOR)
     axis.grid(axis="y", color=GUIDE_COLOR, linewidth=0.6)
+
+
+def _all_lengths(family: Family) -> list[int]:
+    """The lengths that were measured and, between two that no line connects, the double of each."""
+    lengths: list[int] = []
+    for length in sorted(family):
+        while lengths and length > MAX_STEP * lengths[-1]:
+            lengths.append(MAX_STEP * lengths[-1])
+        lengths.append(length)
+    return lengths

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl  # from the extra `report`, as is all of this module
-from matplotlib.axes import Axes
+from matplotlib.axes import Axes  # from the extra `report`, as is all of this module
 from matplotlib.figure import Figure
 
 from pytest_fa.features.sweep.trial_result import SweepEnd, SweepTrial
@@ -22,6 +21,7 @@ from pytest_fa.table.picture_style import (
     TEXT_COLOR,
     WIDTH,
     new_title,
+    save_svg,
     without_math,
 )
 
@@ -32,9 +32,7 @@ LOST_COLOR = LINE_COLORS[2]
 
 def draw_sweep(facts: Mapping[str, Any], trials: Sequence[SweepTrial], end: SweepEnd | None, path: Path) -> None:
     """Write the picture as SVG.  It has no date and no random ids, so that equal studies give equal files."""
-    figure = sweep_picture(facts, trials, end)
-    with mpl.rc_context({"svg.hashsalt": "pytest-fa"}):
-        figure.savefig(path, format="svg", metadata={"Date": None})
+    save_svg(sweep_picture(facts, trials, end), path)
 
 
 def sweep_picture(facts: Mapping[str, Any], trials: Sequence[SweepTrial], end: SweepEnd | None) -> Figure:
