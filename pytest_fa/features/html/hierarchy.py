@@ -24,11 +24,11 @@ NOISY = "noisy"  # in place of a ratio that means nothing
 
 
 class LadderStep(NamedTuple):
-    """One row of the hierarchy; `bar` is the length of its bar in pixels, on a log scale."""
+    """One row of the hierarchy; `place` is that of its dot in pixels, on a log scale."""
 
     variant: str
     role: str
-    bar: int
+    place: int
     device_us: str
     versus_first: str
     versus_baseline: str
@@ -48,7 +48,7 @@ class OpeningBar(NamedTuple):
 
 
 class Hierarchy(NamedTuple):
-    """The steps at one shape; `marks` are the places of the baseline and the limit on the bars, in pixels.
+    """The steps at one shape; `marks` are the places of the baseline and the limit, in pixels.
 
     `opening` has the fastest right candidates and the fastest baselines, the fastest first.
     """
@@ -193,7 +193,7 @@ def _step(record: Record, group: list[Record], scale: Scale, references: Referen
     return LadderStep(
         variant=record.variant,
         role=record.role,
-        bar=scale.place(_device_us(record)),
+        place=scale.place(_device_us(record)),
         device_us=f"{_device_us(record):.2f}{'!' if is_unconfirmed(_speed(record)) else ''}",
         versus_first=_speed_up(first, record),
         versus_baseline=_speed_up(baseline, record) if baseline else NOTHING,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from pytest_fa.table.layout import BUILD_COLUMNS, SHAPE_COLUMNS, VARIANT, Column
 from pytest_fa.table.rows import NOTHING, Row, RowGroup, make_groups, ratio_text
 
 MAX_OPEN = 4  # shapes with an open table; of more shapes, only the first table is open
+MAX_OPEN_ROWS = 12  # of the table of gates; with more, it is folded
 INTERVAL = "99.5 % interval"
 INTERVAL_COLUMN = Column(INTERVAL, "interval")
 # The answer first, because a narrow window shows only the first columns.
@@ -114,8 +116,12 @@ def gate_table(records: list[Record]) -> PageTable | None:
     ]
     names = ("variant", "verdict", "asked", "ratio", INTERVAL, "baseline", "shape", "processes")
     headers = tuple(PageCell(name, is_text=name not in ("ratio", INTERVAL, "processes")) for name in names)
-    finding = "both kernels in the same fresh processes; the ratio is the candidate's time divided by the baseline's"
-    return PageTable("Gates", finding, headers, tuple(rows), is_open=True) if rows else None
+    verdicts = Counter(gate.verdict for _, gate in gates)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items(), reverse=True))
+    ratio = "the ratio is the candidate's time divided by the baseline's"
+    finding = f"{counts}; both kernels in the same fresh processes; {ratio}"
+    rows.sort(key=lambda row: row.style != "wrong")  # the failed ones first
+    return PageTable("Gates", finding, headers, tuple(rows), is_open=len(rows) <= MAX_OPEN_ROWS) if rows else None
 
 
 def check_table(records: list[Record]) -> PageTable | None:

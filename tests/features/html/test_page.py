@@ -19,6 +19,7 @@ from pytest_fa.features.gate.gated import Gate, GatePair
 from pytest_fa.features.html import failures, hierarchy
 from pytest_fa.features.html.machine import PageFacts
 from pytest_fa.features.html.render import content_policy, html_report
+from pytest_fa.features.html.shape_tables import MAX_OPEN_ROWS, gate_table
 from pytest_fa.features.ncu.nsight_report import DURATION, Bottleneck, CountedKernel, CounterDifference, NsightReport
 from pytest_fa.features.sanitize.sanitized import Sanitized
 from pytest_fa.records.checks import CrossCheck, Diagnosis
@@ -130,6 +131,20 @@ def test_the_sections_have_their_order() -> None:
     sections = ["times", "hierarchy", "why", "failures", "samples", "environment", "commands"]
     assert page.ids == [f"{name}1" for name in sections]
     assert page.text.index("fastest right: fast") < page.text.index("Times and checks")
+
+
+def test_many_gates_are_folded() -> None:
+    """The line of the gates counts the verdicts; more than a few ratios are folded, those of failed gates first."""
+    failed = msgspec.structs.replace(GATE, verdict="FAIL", reason="it is above")
+    many = msgspec.structs.replace(GATE, pairs=(PAIR,) * MAX_OPEN_ROWS)
+    gates = [record(name, kind="gate", added={"gate": gate}) for name, gate in (("good", GATE), ("bad", failed))]
+    few = gate_table(gates)
+    assert few is not None
+    assert [row.cells[0].text for row in few.rows] == ["bad", "good"]
+    assert few.finding.startswith("1 PASS, 1 FAIL; ")
+    folded = gate_table([*gates, record("wide", kind="gate", added={"gate": many})])
+    assert folded is not None
+    assert (few.is_open, folded.is_open) == (True, False)
 
 
 def test_the_page_says_what_the_records_say() -> None:
@@ -267,11 +282,11 @@ HOSTILE = "\"'></td></table></pre></style><script>alert(1)</script><img src=x on
 FIXED = {"kind", "outcome", "role", "case", "stages", "verdict", "status", "bound_by", "shape_id", "order", "arch"}
 TAGS = """
 html meta title style header main footer nav a h1 h2 h3 p b div table caption thead tbody tr th td details summary
-svg rect path pre
+svg rect circle path pre
 """
 ATTRIBUTES = """
-lang charset http-equiv content name class href id scope open width height y d viewbox role aria-label aria-hidden
-colspan
+lang charset http-equiv content name class href id scope open width height y cx cy r d viewbox preserveaspectratio role
+aria-label aria-hidden colspan
 """
 
 

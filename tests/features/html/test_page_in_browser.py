@@ -19,6 +19,7 @@ from tests.features.html.test_page import H200, many, small_run
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 PHONE, DESKTOP = 390, 1280
+WIDEST_BARS = 768
 ATTEMPTS = 5  # until the browser reports a paint
 # A page that shows the report in a frame and writes down what the browser made of it.
 HARNESS = """\
@@ -29,6 +30,7 @@ frame.onload = () => setTimeout(() => {{
   const page = frame.contentDocument, root = page.documentElement;
   out.textContent = JSON.stringify({{
     scroll: root.scrollWidth, client: root.clientWidth, sections: page.querySelectorAll("h2").length,
+    bars: [...page.querySelectorAll(".bars")].map(bars => [bars.offsetWidth, bars.parentElement.clientWidth]),
     maxWidth: frame.contentWindow.getComputedStyle(page.body).maxWidth,
     paints: frame.contentWindow.performance.getEntriesByType("paint").map(paint => paint.startTime),
   }});
@@ -100,11 +102,13 @@ def page(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
 def test_the_page_fits_its_window(browser: str, page: Path, width: int) -> None:
-    """The page is not wider than its window, and its style applies under its Content-Security-Policy."""
+    """The page and its bars are not wider than its window, and its style applies under its Content-Security-Policy."""
     seen = look(browser, page, width)
     assert seen["scroll"] <= seen["client"]
     assert seen["maxWidth"] == "1248px"
     assert seen["sections"] >= 7
+    assert seen["bars"]
+    assert [own for own, _ in seen["bars"]] == [min(room, WIDEST_BARS) for _, room in seen["bars"]]
 
 
 @pytest.mark.parametrize("width", [PHONE + 110, DESKTOP])  # a window of Chromium has at least 500 pixels
