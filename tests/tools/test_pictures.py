@@ -20,7 +20,7 @@ from pytest_fa.records.log import save_records
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Ablation, Record
 from pytest_fa.records.timing import Agreement
-from pytest_fa.table.picture_style import DARK_COLORS, REFERENCES, TEXT_COLOR, apart
+from pytest_fa.table.picture_style import BAR_COLOR, DARK_COLORS, PAGE_COLOR, REFERENCES, TEXT_COLOR, apart
 from tests.factories import CEILINGS, ENVIRONMENT, SMALL_SHAPE, check, record, speed
 from tools.docs.error_picture import error_picture
 from tools.docs.ladder_picture import ladder_picture
@@ -149,6 +149,19 @@ def test_the_ladder_shows_candidates_and_references(snapshot: SnapshotAssertion)
     ]
     assert axis.get_ylim()[0] > axis.get_ylim()[1]  # row 0 is on top
     assert snapshot == figure.get_suptitle()
+
+
+def test_a_time_without_the_judge_is_hollow() -> None:
+    """The dot of a time that the judge's clock did not measure is hollow, and the axis says what that means."""
+    to_hex = pytest.importorskip("matplotlib.colors").to_hex
+    records = timed_records(TARGET_SHAPE)
+    assert only_axis(ladder_picture(records)).get_xlabel() == ""
+    assert records[0].speed is not None
+    records[0] = msgspec.structs.replace(records[0], speed=msgspec.structs.replace(records[0].speed, outside=None))
+    axis = only_axis(ladder_picture(records))
+    assert axis.get_xlabel() == "hollow dot: the judge's clock did not measure this time"
+    fills = [to_hex(color) for color in np.asarray(axis.collections[1].get_facecolor())]
+    assert fills == [REFERENCES["noop"][1], BAR_COLOR, REFERENCES["sdpa_cudnn"][1], PAGE_COLOR]
 
 
 def test_a_wrong_or_unconfirmed_time_is_not_drawn() -> None:

@@ -11,6 +11,8 @@ from pytest_fa.table.baselines import best_baseline
 from pytest_fa.table.picture_style import (
     BAR_COLOR,
     GUIDE_COLOR,
+    PAGE_COLOR,
+    QUIET_COLOR,
     REFERENCES,
     TEXT_COLOR,
     device_us_of,
@@ -60,12 +62,15 @@ def ladder_finding(candidates: Sequence[Record], baseline: Record | None) -> str
 
 
 def _draw_rows(axis: Axes, rows: Sequence[Record]) -> None:
-    """A dot for each time, with its figure; references have the colour of their name."""
+    """A dot for each time, with its figure; it is hollow without the judge's clock; references have a colour."""
     times, places = [device_us_of(row) for row in rows], range(len(rows))
     colors = [REFERENCES[row.variant][1] if row.variant in REFERENCES else BAR_COLOR for row in rows]
     least = times[0] / 2
     axis.hlines(places, least, times, color=GUIDE_COLOR, linewidth=1, zorder=1)
-    axis.scatter(times, places, s=34, color=colors, zorder=2)
+    fills = [PAGE_COLOR if _lacks_judge(row) else color for row, color in zip(rows, colors, strict=True)]
+    axis.scatter(times, places, s=34, facecolors=fills, edgecolors=colors, zorder=2)
+    if PAGE_COLOR in fills:
+        axis.set_xlabel("hollow dot: the judge's clock did not measure this time", fontsize=8, color=QUIET_COLOR)
     for place, us, color in zip(places, times, colors, strict=True):
         ink = TEXT_COLOR if color == BAR_COLOR else color
         axis.annotate(f"{us:.2f}", (us, place), (8, 0), textcoords="offset points", va="center", fontsize=8, color=ink)
@@ -78,3 +83,8 @@ def _draw_rows(axis: Axes, rows: Sequence[Record]) -> None:
     axis.set_ylim(len(rows) - 0.3, -0.7)  # the first row on top
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)
+
+
+def _lacks_judge(record: Record) -> bool:
+    """Whether the judge's clock did not measure the time, which on the CPU is by that clock alone."""
+    return record.speed is not None and record.speed.outside is None and not record.speed.is_on_cpu
