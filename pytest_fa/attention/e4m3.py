@@ -45,7 +45,7 @@ class Quantised(Part):
     rows = (
         (
             "`-out_bf16`, `-zero_head`, `-outlier`, `-tiny`",
-            "for [e4m3](fp8.md#cases): an output in bf16; heads with special data",
+            "for [e4m3](../how-to/fp8.md#cases): an output in bf16; heads with special data",
         ),
     )
     shapes = {"fp8": SHAPES}

@@ -24,7 +24,7 @@ class ScoresAlone(Part):
     rows = (
         (
             "`-scores`",
-            "scale * Q K^T instead of attention, for [probes](variants.md#probes). pytest-fa adds this part itself",
+            "scale * Q K^T instead of attention, for [probes](manifest.md). pytest-fa adds this part itself",
         ),
     )
 

@@ -93,8 +93,8 @@ def refusal(variant: Variant, allowed: tuple[str, ...]) -> str | None:
     listed, verb = ", ".join(refused), "are" if len(refused) > 1 else "is"
     options = " ".join(f"--fa-allow-flag={flag}" for flag in refused)
     return (
-        f"flags: {listed} {verb} not on the list of allowed flags (docs/variants.md#compiler-flags); some flags start "
-        f"programs. If you trust this manifest, add {options}"
+        f"flags: {listed} {verb} not on the list of allowed flags (docs/reference/manifest.md#compiler-flags); some "
+        f"flags start programs. If you trust this manifest, add {options}"
     )
 
 

@@ -91,7 +91,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of `variant.yaml`, none of which is required; `docs/variants.md` explains each."""
+    """The keys of `variant.yaml`, none of which is required; `docs/reference/manifest.md` explains each."""
 
     step: str = ""
     because: str = ""
@@ -355,7 +355,7 @@ def _explain(problem: str, data: Any, keys: type[msgspec.Struct]) -> str:  # noq
     if invalid := re.search(r"Invalid enum value (.+)", text):
         in_call = ".call." in where and "[" in where
         constants = ", numbers, true, false, null, {constant: text}" if in_call else ""
-        allowed_values = f"allowed: {', '.join(_allowed_values(where)) or 'see docs/variants.md'}{constants}"
+        allowed_values = f"allowed: {', '.join(_allowed_values(where)) or 'see docs/reference/manifest.md'}{constants}"
         value = invalid[1].strip("'")
         dtype = dtype_called(value) if _field(where) == "dtype" else None
         meant = f"; write {dtype}" if dtype else "; replace VALUE" if in_call and value == "VALUE" else ""

@@ -9,7 +9,7 @@ from pytest_fa.catalog.case import Case, plain_case
 from pytest_fa.catalog.claims import FEWER, claims_of, covering, least_lengths
 from pytest_fa.catalog.variant import Device, StrideRule, Variant
 
-# Name to promise.  `judge.properties` has the code; docs/correctness.md repeats the texts.
+# Name to promise.  `judge.properties` has the code; docs/reference/checks.md has them in short.
 PROPERTIES: dict[str, str] = {
     "hard_data": "results are correct for large, very negative and equal scores, one-hot rows, values near the ends of "
     "the dtype's range, ones in V, shifted and permuted keys",

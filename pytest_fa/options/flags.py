@@ -44,7 +44,7 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
     ),
     OptionRow(
         "--fa-kernels",
-        "folders that contain <variant>/variant.yaml",
+        "folders to search for <variant>/variant.yaml",
         "DIR[,DIR...]",
         "kernels",
         in_rerun=True,
@@ -105,8 +105,8 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
     ),
     OptionRow(
         "--fa-soak",
-        "repeat every checked call N times and compare bit by bit; default: as many as fit in 0.5 s, on a GPU at most "
-        "10,000 and on the CPU at most 100; once a shape was repeated, a tenth of these for its other seeds",
+        "repeat every checked call N times and compare bit by bit; default: as many as fit in 0.5 s, at most 10,000 on "
+        "a GPU and 100 on the CPU; further seeds of the same shape: at most a tenth of that",
         "N",
         in_rerun=True,
     ),
@@ -119,9 +119,8 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
     ),
     OptionRow(
         "--fa-baselines",
-        "SDPA backends and noop to time: all; near (by earlier records of this GPU, those with at most 1.1 x the "
-        "fastest one's time, and noop if it has none); or needed (of these, those that were not timed in the last 10 "
-        "minutes)",
+        "SDPA backends and noop to time: all; near: by saved records, backends within 1.1 x of the fastest, and noop "
+        "if it has no time; needed: near without those timed in the last 10 minutes",
         "WHICH",
         "needed",
     ),

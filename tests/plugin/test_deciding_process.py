@@ -177,8 +177,8 @@ def test_a_module_that_is_changed_meanwhile_decides_nothing(project: Project, tm
 def test_the_loop_of_the_page_believes_no_forged_document(
     monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: str
 ) -> None:
-    """The loop of `docs/judge.md` ends if the document and the return code of the command contradict each other."""
-    page = (Path(__file__).parents[2] / "docs" / "judge.md").read_text(encoding="utf-8")
+    """The loop of `docs/how-to/optimiser.md` ends if document and return code contradict each other."""
+    page = (Path(__file__).parents[2] / "docs/how-to/optimiser.md").read_text(encoding="utf-8")
     (source,) = DOCUMENTED_LOOP.findall(page)
     names: dict[str, Any] = {}
     exec(source, names)  # noqa: S102  # the page's own code

@@ -12,7 +12,7 @@ import pytest
 from tests.projects import PROGRAMS, inner_environment
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {"first-ten-minutes.md": 10, "add-a-variant.md": 10}  # page -> least number of commands
+PAGES = {"tutorial/first-kernel.md": 10, "how-to/adopt.md": 10}  # page -> least number of commands
 FAILS = "# exits with 1"
 NOT_HERE = ("pip install", "mkdir ")
 

@@ -81,7 +81,7 @@ OPTIONS = (
         "A",
         "--fa-sweep=good",
         "--fa-sweep: the manifest of good has no `sweep`; write for example `sweep: {values: {BLOCK_M: [32, 64]}}` "
-        "(see docs/sweeps.md)",
+        "(see docs/how-to/sweep.md)",
     ),
     Mistake(
         "B",

@@ -16,11 +16,12 @@ from pytest_fa.features.bundle.commands import _parser
 from pytest_fa.options.flags import all_options
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = {"report.md": 5, "compare.md": 3, "bundle.md": 5}  # page -> least number of commands
+PAGES = {"how-to/compare.md": 6, "how-to/publish.md": 10}  # page -> least number of commands
 SAVED = ("minimal", "cluster_latency", "sdpa_cudnn")  # the variants whose records are in the test's repository
 OTHER_PROGRAMS = {  # program -> how its words may begin
-    "./repro.sh": ("replay ",),
+    "./repro.sh": ("", "replay "),
     "cosign": ("sign-blob --bundle=FILE.sigstore.json ", "verify-blob --bundle=FILE.sigstore.json "),
+    "git": ("bisect start ", "bisect run pytest ", "bisect reset"),
     "gh": ("attestation verify FILE --repo ",),
 }
 
@@ -58,7 +59,7 @@ def test_every_command_about_records_works(saved: Path, page: str) -> None:
     for command in commands:
         program, *words = shlex.split(command)
         if words[:3] == ["-m", "pytest_fa", "bundle"]:
-            assert _parser().parse_args(words[3:]).file
+            assert _parser().parse_args(words[3:]).run
         elif program in OTHER_PROGRAMS:
             assert " ".join(words).startswith(OTHER_PROGRAMS[program])
         elif program == "python":

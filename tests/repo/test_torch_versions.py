@@ -12,7 +12,7 @@ from tests.projects import new_project as _new_project
 from tests.projects import resident_server as _resident_server
 from tests.repo.test_doc_commands import REPOSITORY, commands_of_page
 
-PAGE = "torch-versions.md"
+PAGE = "how-to/torch-versions.md"
 VARIANT = "race_s_by_one_warp"
 COMMANDS = commands_of_page(PAGE)
 

@@ -23,7 +23,7 @@ ROOT_FILES = ("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "constr
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sdist, made from a copy of what is in the repository."""
     copy = tmp_path_factory.mktemp("source") / "copy"
-    tracked = ["pytest_fa", "docs", "pyproject.toml", "MANIFEST.in", *ROOT_FILES]
+    tracked = ["pytest_fa", "docs", "pyproject.toml", "setup.py", "MANIFEST.in", *ROOT_FILES]
     copy.mkdir()
     for name in tracked:
         (copy / name).symlink_to(REPOSITORY / name)
@@ -49,7 +49,8 @@ def test_sdist_has_what_a_user_reads(archive: Path) -> None:
     """The sdist contains the licence, the constraints, the changelog and the documentation."""
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
-    assert {*ROOT_FILES, *(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md"))} - names == set()
+    pages = {str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("docs/**/*.md")}
+    assert {*ROOT_FILES, *pages} - names == set()
 
 
 def test_wheel_from_the_sdist_is_whole(installed: Path) -> None:
@@ -65,6 +66,24 @@ def test_metadata_has_the_places(installed: Path) -> None:
     (metadata,) = installed.glob("*.dist-info/METADATA")
     urls = re.findall(r"^Project-URL: (\w+), https://", metadata.read_text(encoding="utf-8"), re.MULTILINE)
     assert urls == ["Homepage", "Documentation", "Source", "Issues", "Changelog"]
+
+
+def test_links_of_the_description_work_on_an_index(installed: Path) -> None:
+    """The description of the wheel is the README; its links and pictures are addresses of the version's files."""
+    (metadata,) = installed.glob("*.dist-info/METADATA")
+    headers, _, text = metadata.read_text(encoding="utf-8").partition("\n\n")
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    files = [target for target in re.findall(r"\]\(([^)]+)\)", readme) if not target.startswith("https:")]
+    tag = f"v{pytest_fa.__version__}/"
+    assert "Description-Content-Type: text/markdown" in headers.splitlines()
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert files == [target.partition(tag)[2] for target in targets if tag in target]
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
+    assert len(pictures) >= 2
+    assert {target.partition(tag)[0] for target in pictures} == {
+        "https://raw.githubusercontent.com/pytest-fa/pytest-fa/"
+    }
 
 
 @pytest.mark.nightly

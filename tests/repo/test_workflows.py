@@ -1,4 +1,4 @@
-"""The workflows for GitHub: our own, and those that `docs/ci.md` and `docs/bundle.md` offer.
+"""The workflows for GitHub: our own, and those that `docs/how-to/` offers.
 
 They are valid, and their commands work.
 """
@@ -18,6 +18,7 @@ import pytest
 import yaml
 from syrupy.assertion import SnapshotAssertion
 
+import pytest_fa
 from pytest_fa.options.flags import all_options
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.projects import NewProject, Project, inner_environment
@@ -25,12 +26,11 @@ from tests.projects import new_project as _new_project
 from tests.projects import resident_server as _resident_server
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = (REPOSITORY / "docs" / "ci.md").read_text(encoding="utf-8")
-BUNDLE_PAGE = (REPOSITORY / "docs" / "bundle.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs/how-to/ci.md").read_text(encoding="utf-8")
+BUNDLE_PAGE = (REPOSITORY / "docs/how-to/publish.md").read_text(encoding="utf-8")
 WORKFLOWS = {path.name: path.read_text(encoding="utf-8") for path in (REPOSITORY / ".github/workflows").glob("*.yml")}
-SHARD_PAGE = (REPOSITORY / "docs" / "many-machines.md").read_text(encoding="utf-8")
-JUDGE_PAGE = (REPOSITORY / "docs" / "judge.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", f"{PAGE}\n{SHARD_PAGE}\n{JUDGE_PAGE}", re.MULTILINE | re.DOTALL)
+SHARD_PAGE = (REPOSITORY / "docs/how-to/many-gpus.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", f"{PAGE}\n{SHARD_PAGE}", re.MULTILINE | re.DOTALL)
 WORKFLOWS |= {text.split()[1]: text for text in EXAMPLES if text.startswith("name:")}
 TRIGGERS = {"push", "pull_request", "schedule", "workflow_dispatch"}
 SIMPLE_COMMANDS = (
@@ -39,6 +39,7 @@ SIMPLE_COMMANDS = (
     "python3",
     "pytest",
     "test",
+    "grep",
     ".venv/bin/pip",
     ".venv/bin/python",
     ".venv/bin/pytest",
@@ -145,18 +146,45 @@ def test_ci_builds_the_documentation() -> None:
     assert kept == ["artifacts/repro_bundle_*.tar.gz", "site/"]
 
 
-def test_a_release_needs_the_version_as_its_tag() -> None:
-    """The command that compares tag and version passes for the version of the package, and for no other tag."""
-    (command,) = [command for command in commands_of("release.yml") if "GITHUB_REF_NAME" in command]
-    version = re.search(r'^__version__ = "(.*)"$', (REPOSITORY / "pytest_fa/__init__.py").read_text(), re.MULTILINE)
+RELEASE_CHECKS = [command for command in commands_of("release.yml") if "GITHUB_REF_NAME" in command]
+
+
+def statuses_of(command: str, tags: tuple[str, ...]) -> list[int]:
+    """The exit status of a command of the release for each tag."""
+    run = ("bash", "-c", command)
+    environments = [{**os.environ, "GITHUB_REF_NAME": tag} for tag in tags]
+    return [subprocess.run(run, cwd=REPOSITORY, env=each, check=False).returncode for each in environments]
+
+
+@pytest.mark.parametrize("command", RELEASE_CHECKS, ids=["version", "changelog"])
+def test_a_release_needs_the_version_as_its_tag(command: str) -> None:
+    """The commands that compare the tag pass for the version of the package, and for no other tag."""
+    text = (REPOSITORY / "pytest_fa/__init__.py").read_text(encoding="utf-8")
+    version = re.search(r'^__version__ = "(.*)"$', text, re.MULTILINE)
     assert version is not None
-    statuses = [
-        subprocess.run(
-            ["bash", "-c", command], cwd=REPOSITORY, env={**os.environ, "GITHUB_REF_NAME": tag}, check=False
-        ).returncode
-        for tag in (f"v{version[1]}", version[1], "v0.0.0")
-    ]
-    assert statuses == [0, 1, 1]
+    assert statuses_of(command, (f"v{version[1]}", "v0.0.0", f"v{version[1]}.1")) == [0, 1, 1]
+
+
+def test_a_tag_without_v_is_not_released() -> None:
+    """A tag such as `0.1.0` starts no release, and its comparison with the version fails."""
+    assert workflow("release.yml")[True] == {"push": {"tags": ["v*"]}}
+    assert statuses_of(RELEASE_CHECKS[0], (pytest_fa.__version__,)) == [1]
+
+
+def test_a_release_is_tested_before_it_is_published() -> None:
+    """Tests, then the build, then the index; only the last job has a right, and it gets what `.ci/package` wrote."""
+    jobs = workflow("release.yml")["jobs"]
+    assert {name: job.get("needs") for name, job in jobs.items()} == {"test": None, "build": "test", "publish": "build"}
+    assert {name: job["steps"][-1].get("run") for name, job in jobs.items()} == {
+        "test": ".ci/run",
+        "build": None,
+        "publish": None,
+    }
+    assert [name for name, job in jobs.items() if "permissions" in job] == ["publish"]
+    assert (jobs["publish"]["permissions"], jobs["publish"]["environment"]) == ({"id-token": "write"}, "release")
+    sent, got = jobs["build"]["steps"][-1]["with"], jobs["publish"]["steps"][0]["with"]
+    assert (sent["name"], sent["path"]) == (got["name"], got["path"]) == ("dist", "dist/")
+    assert "-m build --outdir dist ." in (REPOSITORY / ".ci/package").read_text(encoding="utf-8")
 
 
 def test_slurm_and_buildkite_split_into_the_parts_of_their_arrays() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_fa.features.gate.noise import read_noise
-from pytest_fa.features.gate.noise_table import noise_rows
+from pytest_fa.features.gate.noise_table import NoiseRow, noise_rows
 from tools.docs.block import NOTHING, TableProblem, one_of, table
 from tools.docs.pipes import Loop, Pipes, read_pipes
 
@@ -18,16 +18,18 @@ def block(words: str, root: Path) -> str:
 
 
 def _noise(root: Path, folder: Path) -> str:
-    """How far the means of fresh processes vary: one row for each pair."""
+    """How far the rounds of a gate vary: one row for each pair."""
     noise = read_noise(root / folder.parent, folder.name)
     if noise is None:
         raise TableProblem(f"there is no noise.json in {folder}; `python -m pytest_fa noise` makes one")
-    heads = ["shape", "pair", "mean log-ratio, %", "SD of blocks, %", "SD of processes, %"]
-    rows = [[*heads, "simulated gates", "with PASS or FAIL"]]
+    rows = [["shape", "pair", f"spread of rounds, % ({noise.measured_at[:10]})", "PASS or FAIL"]]
+    by_pair: dict[tuple[str, str, str], list[NoiseRow]] = {}
     for row in noise_rows(noise):
-        figures = (f"{100 * value:.3f}" for value in (row.ratio_mean, row.block_sd, row.process_sd))
-        counts = (str(row.groups), str(row.decided))
-        rows.append([f"`{row.shape_id}`", f"{row.candidate} / {row.baseline}", *figures, *counts])
+        by_pair.setdefault((row.shape_id, row.candidate, row.baseline), []).append(row)
+    for (shape, candidate, baseline), of_pair in by_pair.items():
+        spread = 100 * max(row.process_sd for row in of_pair)
+        decided, groups = (sum(counts) for counts in zip(*((row.decided, row.groups) for row in of_pair), strict=True))
+        rows.append([f"`{shape}`", f"{candidate} / {baseline}", f"{spread:.2f}", f"{decided} of {groups}"])
     return table(rows)
 
 

@@ -9,11 +9,14 @@ import msgspec
 
 from pytest_fa.features.html.margins import worst_margins
 from pytest_fa.features.ncu.bottleneck import bottleneck_of
-from pytest_fa.features.ncu.nsight_report import CountedKernel, NsightReport
+from pytest_fa.features.ncu.nsight_report import DURATION, CountedKernel, NsightReport
 from pytest_fa.records.log import read_records
-from pytest_fa.records.timing import Speed
+from pytest_fa.records.record import Record
+from pytest_fa.records.timing import ProfilerTime, Speed
 from pytest_fa.table.tool_lines import short_name
 from tools.docs.block import NOTHING, figure, names_in, one_of, read_words, records_of, some_names_in, table
+
+MAX_TERMS = 3  # kernels and memsets of a call whose durations are listed
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,32 +50,52 @@ def _margins(spec: Spec, root: Path) -> str:
     return table([["variant", "dtype", "checks", *names, "worst at"], *rows])
 
 
-CLOCK_HEADS = ("device_us", "+- %", "cold_us", "call_us", "overhead_us", "profiler_us", "clock offset, us", "confirmed")
+CLOCK_HEADS = ("profiler, us", "device_us", "clock offset, us", "Nsight Compute, us", "measured")
 
 
 def _clocks(spec: Spec, root: Path) -> str:
-    """All times, and whether the profiler confirms them: one row for each shape and variant."""
+    """The time of a call by each clock, and what it launches: one row for each shape and variant."""
     rows = [["shape", "variant", *CLOCK_HEADS]]
     saved = {variant: records_of(root, spec.profiles, variant) for variant in names_in(spec.variants)}
     for shape in some_names_in(spec.cases, "cases"):
         for variant, records in saved.items():
-            speeds = (each.speed for each in records if each.case and each.case.shape_id == shape and each.speed)
-            rows += [[f"`{shape}`", f"`{variant}`", *_clock_cells(speed)] for speed in list(speeds)[:1]]
+            of_shape = [record for record in records if record.case and record.case.shape_id == shape]
+            timed = next((record for record in of_shape if record.speed), None)
+            if timed and timed.speed:
+                day = f"{timed.measured_at[:10]}, {(timed.source.commit or 'no commit')[:8]}"
+                cells = _clock_cells(timed.speed)
+                rows.append([f"`{shape}`", f"`{variant}`", *cells, _kernels_by_ncu(of_shape), day])
     return table(rows)
 
 
 def _clock_cells(speed: Speed) -> list[str]:
-    profiler, precision = speed.profiler, speed.device.precision
+    profiler = speed.profiler
     return [
+        _sum_of_nodes(profiler) if profiler else NOTHING,
         figure(speed.device.median_us),
-        figure(100 * precision if precision is not None else None),
-        figure(speed.cold.median_us if speed.cold else None),
-        figure(speed.call.median_us),
-        figure(speed.launch_overhead_us),
-        figure(profiler.profiler_us if profiler else None),
         f"{profiler.clock_offset_us:+.2f}" if profiler else NOTHING,
-        {True: "yes", False: "NO", None: NOTHING}[speed.agreement.valid if speed.agreement else None],
     ]
+
+
+def _sum_of_nodes(profiler: ProfilerTime) -> str:
+    """What one call launches with its durations, such as `memset 0.84 + kernel 7.11 = 7.96`; many nodes as a number."""
+    count = sum(node.count for node in profiler.nodes)
+    total = figure(profiler.profiler_us)
+    if count > MAX_TERMS:
+        return f"{count} nodes: {total}"
+    kinds = {node.name: node.name.split()[0].lower() for node in profiler.nodes}
+    words = {name: kind if kind in ("memset", "memcpy") else "kernel" for name, kind in kinds.items()}
+    terms = [f"{words[node.name]} {figure(node.mean_us)}" for node in profiler.nodes for _ in range(node.count)]
+    return " + ".join(terms) + (f" = {total}" if count > 1 else "")
+
+
+def _kernels_by_ncu(records: list[Record]) -> str:
+    """The duration of each kernel by Nsight Compute, with the day; `-` if it was not profiled."""
+    for record in records:
+        for report in NsightReport.all_of([record]):
+            durations_us = [kernel.counters.get(DURATION, 0.0) / 1000 for kernel in report.kernels]
+            return f"{' + '.join(map(figure, durations_us))} ({record.measured_at[:10]})"
+    return NOTHING
 
 
 def _bottlenecks(spec: Spec, root: Path) -> str:

@@ -49,9 +49,12 @@ def _claim_cells(part: Part) -> list[str]:
 
 
 def _judged() -> list[list[str]]:
-    """What can be judged, and what cannot, with the nearest thing that works."""
+    """What can be judged, and what cannot, with the nearest thing that works.
+
+    What is judged against a truth of the user's own says so in its second cell, in place of the end of its sentence.
+    """
     rows = [
-        ["attention", "judged", "what to write, or the nearest thing that works"],
+        ["attention", "judged", "manifest key, or how to judge the kernel anyway"],
         ["q, k and v of one dtype", "yes", f"`dtype`: {', '.join(f'`{name}`' for name in DTYPES)}"],
         ["any head_dim, equal for Q, K and V", "yes", "`head_dim`, such as `[64, 128]`"],
         ["any scale, also zero and negative", "yes", "the word `scale` of a call"],
@@ -61,8 +64,13 @@ def _judged() -> list[list[str]]:
             claims = ", ".join(f"`{shown(claim)}`" for claim in part.claims)
             key = f"`{part.supports}`: {claims}" if part.supports else f"`returns: [out, {part.output}]`"
             rows.append([part.summary, "yes", key])
-    others = ([row.subject.rpartition(" ")[0], "no", row.instead] for row in not_judged.rows().values())
-    return [*rows, *others]
+    return [*rows, *(_not_judged_cells(row) for row in not_judged.rows().values())]
+
+
+def _not_judged_cells(row: not_judged.UnjudgedKind) -> list[str]:
+    advice, with_truth, _ = row.instead.partition(not_judged.OR_OWN_TRUTH)
+    how = advice.removeprefix("judge the kernel ")
+    return [row.subject.rpartition(" ")[0], "by `--fa-truth`" if with_truth else "no", how]
 
 
 LISTS: dict[str, Callable[[], list[list[str]]]] = {

@@ -23,7 +23,7 @@ MIN_NOISE_BAND = 0.005
 MAX_DROPPED = 0.2  # a process that lost a larger share of its blocks is not used
 # The smallest standard deviation that is trusted, as a share of the known one.  With 0.5, up to 2.4 % of simulated
 # gates on two equal kernels end with PASS or FAIL; with 0.75, less than 1 % do, and the power is nearly the same.
-# docs/measuring.md has the table.
+# docs/explanation/gate.md has the table.
 MIN_SD_SHARE = 0.75
 EARLIER_SD_SHARES = (0.5,)  # of gates in older records
 

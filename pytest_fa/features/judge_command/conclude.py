@@ -207,7 +207,7 @@ def next_steps(question: Question, status: Status, run: RunResult, *, on_gpu: bo
 def _after(question: Question, status: Status) -> tuple[str, ...]:
     steps: dict[Status, tuple[str, ...]] = {
         Status.FASTER: ("judge shapes with tails and masks as well: --suite=edge",) if not question.suite else (),
-        Status.CHEAT: ("docs/correctness.md#tampering says what counts as proof",),
+        Status.CHEAT: ("docs/reference/checks.md#cheat says what counts as proof",),
         Status.HUNG: ("if a launch may take so long, allow it: --watchdog=SECONDS",) if not question.watchdog else (),
         Status.REFUSED: ("state in `supports` of the manifest what the kernel refuses, or let it compute this case",),
         Status.MACHINE: ("see what this machine lacks: python -m pytest_fa doctor",),

@@ -92,7 +92,7 @@ def sweep_of(parent: Variant) -> Sweep:
     if sweep is None:
         raise UsageProblem(
             f"--fa-sweep: the manifest of {parent.name} has no `sweep`; write for example "
-            f"`sweep: {{values: {{{next(iter(parent.defines), 'BLOCK_M')}: [32, 64]}}}}` (see docs/sweeps.md)"
+            f"`sweep: {{values: {{{next(iter(parent.defines), 'BLOCK_M')}: [32, 64]}}}}` (see docs/how-to/sweep.md)"
         )
     if not may_be_gated(parent):
         raise UsageProblem(f"--fa-sweep: {parent.name} is never gated: role {parent.role}, computes {parent.computes}")

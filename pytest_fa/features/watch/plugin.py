@@ -10,7 +10,7 @@ from pytest_fa.feature import Feature, FeatureOptions, OptionRow, Reader
 OPTIONS = (
     OptionRow(
         "--fa-watch",
-        "after the run stay; build, check and time a variant again whenever one of its files is saved",
+        "keep running: build, check and time a variant again whenever one of its files is saved",
         everyday=True,
     ),
 )

@@ -14,7 +14,7 @@ import pytest
 from pytest_fa.features.new.new import write_variant
 from tests.projects import CASE, WRONG_SOURCE, Project
 
-PAGE = Path(__file__).parents[3] / "docs" / "python.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "own-tests.md"
 LEFT_SECONDS = 5.0  # after which no process of a script may be left
 
 
@@ -41,7 +41,7 @@ def without_numbers(text: str) -> str:
 @pytest.mark.nightly
 @pytest.mark.alone
 def test_the_examples_of_the_page(tmp_path: Path, shared_cache: Path) -> None:
-    """The examples of docs/python.md run one after another, and the first prints what the page shows."""
+    """The examples of docs/how-to/own-tests.md run one after another, and the first prints what the page shows."""
     page = PAGE.read_text(encoding="utf-8")
     blocks, shown = (
         re.findall(r"```python\n(.*?)```", page, re.DOTALL),

@@ -1,6 +1,6 @@
 """Simulated gates are rarely wrong and often decide, under every noise model.
 
-4,000 gates of each kind run; the nightly run has 100,000 and compares the table in docs/measuring.md.
+4,000 gates of each kind run; the nightly run has 100,000 and compares the table in docs/explanation/gate.md.
 """
 
 from __future__ import annotations
@@ -91,6 +91,6 @@ def _verdict(gates: SimulatedGates, number: int, difference: float) -> str:
 
 @pytest.mark.nightly
 def test_the_page_has_this_table() -> None:
-    """The table in docs/measuring.md is the one that `python -m tests.features.gate.gate_errors` writes."""
+    """The table in docs/explanation/gate.md is the one that `python -m tests.features.gate.gate_errors` writes."""
     text = PAGE.read_text(encoding="utf-8")
     assert page_with_table(text) == text

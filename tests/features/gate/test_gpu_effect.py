@@ -80,8 +80,8 @@ def test_few_gpus_detect_little() -> None:
 
 
 def test_the_page_has_these_differences() -> None:
-    """The table in docs/measuring.md is what a gate announces for a spread of 0.8 %."""
-    text = (Path(__file__).parents[3] / "docs" / "measuring.md").read_text(encoding="utf-8")
+    """The table in docs/explanation/gate.md is what a gate announces for a spread of 0.8 %."""
+    text = (Path(__file__).parents[3] / "docs" / "explanation" / "gate.md").read_text(encoding="utf-8")
     lines = [line.strip("| ").split(" | ") for line in text.splitlines()]
     counts = next(line for line in lines if line[0] == "GPUs" and len(line) == 7)[1:]
     shown = next(line for line in lines if line[0].startswith("smallest difference after twelve"))[1:]

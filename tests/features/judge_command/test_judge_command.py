@@ -320,8 +320,8 @@ def test_a_person_reads_a_few_lines(kernels: Project) -> None:
 
 @pytest.mark.nightly
 def test_the_loop_of_the_page_ends_at_a_cheat(kernels: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The optimiser's loop of `docs/judge.md` runs as it stands: it judges what is proposed, and ends at a cheat."""
-    page = (Path(__file__).parents[3] / "docs" / "judge.md").read_text(encoding="utf-8")
+    """The loop of `docs/how-to/optimiser.md` runs as it is printed: it judges proposals and ends at a cheat."""
+    page = (Path(__file__).parents[3] / "docs/how-to/optimiser.md").read_text(encoding="utf-8")
     (source,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(source, names)  # noqa: S102  # the page's own code

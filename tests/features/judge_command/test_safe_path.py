@@ -16,7 +16,7 @@ from pytest_fa.features.judge_command.document import schema
 from pytest_fa.features.judge_command.question import Question
 
 REPOSITORY = Path(__file__).parents[3]
-PAGES = ("README.md", "docs/judge.md", "docs/SKILL.md")
+PAGES = ("README.md", "docs/reference/judge.md", "docs/how-to/ci.md", "docs/SKILL.md")
 FORGED = "import sys\nprint('{}')\nsys.exit(0)\n"
 
 

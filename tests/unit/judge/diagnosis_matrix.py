@@ -1,6 +1,6 @@
 """The matrix of the diagnosis: every simulated mistake, in every precision, at every case: named, unknown or misnamed.
 
-`python -m tests.unit.judge.diagnosis_matrix` writes its table into docs/diagnosis.md.
+`python -m tests.unit.judge.diagnosis_matrix` writes its table into docs/appendix/diagnosis.md.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ ALL = MISTAKES | UNLISTED
 # Outputs that are nearly the mean of V: how many are named depends on how the CPU rounds its sums.
 VARIES = {("inputs as other dtype", "fp16"), ("all as other dtype", "fp16")}
 UNKNOWN = "no known mistake gives this output"
-PAGE = Path(__file__).parents[3] / "docs" / "diagnosis.md"
+PAGE = Path(__file__).parents[3] / "docs" / "appendix" / "diagnosis.md"
+SEPARATOR = "; "  # of mistakes in a row of the table
 TABLE = re.compile(r"(<!-- diagnosis-matrix -->\n).*(<!-- /diagnosis-matrix -->)", re.DOTALL)
 
 
@@ -119,7 +120,7 @@ def cells(name: str) -> dict[str, str]:
     """For each precision, at how many cases a mistake is named of those where its output is wrong."""
     counts = {precision: Counter(verdict(name, precision, case).answer for case in CASES) for precision in PRECISIONS}
     return {
-        precision: f"{_how_often(name, precision, count)} of {count.total() - count['right']}"
+        precision: f"{_how_often(name, precision, count)}/{count.total() - count['right']}"
         for precision, count in counts.items()
     }
 
@@ -131,9 +132,16 @@ def _how_often(name: str, precision: str, count: Counter[str]) -> str:
 
 def table() -> str:
     """The matrix as a Markdown table."""
-    rows = [f"| mistake | {' | '.join(PRECISIONS)} |", f"| --- |{' ---: |' * len(PRECISIONS)}"]
-    rows += [f"| {name} | {' | '.join(cells(name).values())} |" for name in MISTAKES]
-    return "\n".join(rows).replace("0 of 0", "-")
+    return table_of({name: tuple(cells(name).values()) for name in MISTAKES})
+
+
+def table_of(matrix: dict[str, tuple[str, ...]]) -> str:
+    """The table of a matrix; mistakes with the same cells share a row."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, row in matrix.items():
+        alike.setdefault(tuple("-" if cell == "0/0" else cell for cell in row), []).append(name)
+    rows = [f"| mistakes | {' | '.join(PRECISIONS)} |", f"| --- |{' ---: |' * len(PRECISIONS)}"]
+    return "\n".join([*rows, *(f"| {SEPARATOR.join(names)} | {' | '.join(row)} |" for row, names in alike.items())])
 
 
 def page_with_table(text: str) -> str:
@@ -146,7 +154,12 @@ def cells_of_page(text: str) -> dict[tuple[str, str], str]:
     match = TABLE.search(text)
     lines = match[0].splitlines() if match else []
     header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
-    return {(row[0], column): cell for row in rows for column, cell in zip(header[1:], row[1:], strict=True)}
+    return {
+        (name, column): cell
+        for row in rows
+        for name in row[0].split(SEPARATOR)
+        for column, cell in zip(header[1:], row[1:], strict=True)
+    }
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def require_the_names_of_the_page(verdicts: list[tuple[str, str, str, Verdict]])
             answers.setdefault((name, precision), set()).add(answer.answer)
     wrong = []
     for place, seen in answers.items():
-        named, _, changed = page[place].partition(" of ")
+        named, _, changed = page[place].partition("/")
         expected = {"named"} if named == changed else {"unknown"} if named == "0" else {"named", "unknown"}
         if not seen <= expected:
             wrong.append((*place, page[place], seen))
@@ -89,10 +89,10 @@ def require_the_names_of_the_page(verdicts: list[tuple[str, str, str, Verdict]])
 
 
 def test_the_page_names_every_mistake() -> None:
-    """The page has a row for each mistake, and each is named at some case of each precision in which it exists."""
+    """The page has each mistake, and each is named at some case of each precision in which it exists."""
     page = cells_of_page(PAGE.read_text(encoding="utf-8"))
     assert {(name, precision) for name in MISTAKES for precision in PRECISIONS} == set(page)
-    assert {place for place, cell in page.items() if cell.startswith("0 ")} == set()
+    assert {place for place, cell in page.items() if cell.startswith("0/")} == set()
     assert {place for place, cell in page.items() if cell == "-"} == NO_MISTAKE
 
 
@@ -105,7 +105,7 @@ def require_short_clauses(verdicts: list[tuple[str, str, str, Verdict]]) -> None
 
 @pytest.mark.nightly
 def test_the_page_has_this_matrix() -> None:
-    """The table in docs/diagnosis.md is the one that `python -m tests.unit.judge.diagnosis_matrix` writes."""
+    """The table of the page is the one that `python -m tests.unit.judge.diagnosis_matrix` writes."""
     text = PAGE.read_text(encoding="utf-8")
     assert page_with_table(text) == text
 

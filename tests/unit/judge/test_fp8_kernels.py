@@ -26,7 +26,7 @@ from tests.unit.judge.fp8_tables import begin_of, check_of, costs_table, judged_
 
 MAX_USED = 0.98
 pytestmark = pytest.mark.usefixtures("one_thread")
-PAGE = Path(__file__).parents[3] / "docs" / "fp8.md"
+PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "fp8.md"
 # Tails, masks, grouped heads, few queries, few keys and none, special heads, and the output in bf16.
 SMALL = (
     "b1h2s1d64-e4m3",
@@ -194,7 +194,7 @@ def test_the_older_thresholds_are_shown_and_not_judged() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "table"), [("kernels", judged_table), ("costs", costs_table)])
 def test_the_tables_of_the_page_are_simulated(name: str, table: object) -> None:
-    """The figures in docs/fp8.md are those of the simulation, to 10 %; their words are the same."""
+    """The figures of the page are those of the simulation, to 10 %; their words are the same."""
     assert callable(table)
     text = PAGE.read_text(encoding="utf-8")
     written = text.partition(begin_of(name))[2].partition("\n\n<!--")[0].strip()
