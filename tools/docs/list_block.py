@@ -35,12 +35,6 @@ def _tokens() -> list[list[str]]:
     return [["part", "meaning"], *([text, meaning] for part in parts.PARTS for text, meaning in part.rows)]
 
 
-def _claims() -> list[list[str]]:
-    """What a manifest says of the parts of attention."""
-    heads = ["part", "`supports`", "words of `entry.call`", "`returns`"]
-    return [heads, *(_claim_cells(part) for part in parts.PARTS if part.supports or part.words or part.output)]
-
-
 def _claim_cells(part: Part) -> list[str]:
     values = ", ".join(f"`{shown(claim)}`" for claim in part.claims)
     claims = f"`{part.supports}`: {values}" if part.supports else NOTHING
@@ -68,15 +62,13 @@ def _judged() -> list[list[str]]:
 
 
 def _not_judged_cells(row: not_judged.UnjudgedKind) -> list[str]:
-    advice, with_truth, _ = row.instead.partition(not_judged.OR_OWN_TRUTH)
-    how = advice.removeprefix("judge the kernel ")
-    return [row.subject.rpartition(" ")[0], "by `--fa-truth`" if with_truth else "no", how]
+    how = row.nearest.removeprefix("judge the kernel ")
+    return [row.subject.rpartition(" ")[0], "by `--fa-truth`" if row.is_one_function else "no", how]
 
 
 LISTS: dict[str, Callable[[], list[list[str]]]] = {
     "options": _options,
     "tokens": _tokens,
-    "claims": _claims,
     "judged": _judged,
     "exploits": exploit_rows,
     "twins": twin_rows,

@@ -393,10 +393,10 @@ def test_a_plain_case_needs_the_first_claim() -> None:
 
 
 def test_the_tables_of_the_documentation_have_it() -> None:
-    """The tables of ids and of claims have a row for the part."""
-    ids, claims = (list_block.block(words, Path()) for words in ("tokens", "claims"))
+    """The tables of ids, and of what can be judged, have a row for the part."""
+    ids, judged = (list_block.block(words, Path()) for words in ("tokens", "judged"))
     assert "| `-bias2` | 2 is added to the scores of every second key |" in ids
-    assert f"| {PART.summary} | `bias`: `0.0`, `2.0` | `bias` | - |" in claims
+    assert f"| {PART.summary} | yes | `bias`: `0.0`, `2.0` |" in judged
 
 
 REGISTER = "from even_bias import PART\n\nfrom pytest_fa.attention import parts\n\nparts.add(PART)\n"
