@@ -1,7 +1,8 @@
 """Write `choices.json` from saved records: `python kernels/auto/choices.py profiles/nvidia-h200 ...`.
 
 The table has the measured cases of each GPU, dtype, head_dim and mask; those with few queries are listed separately.
-Each case lists its fastest candidates, fastest first, without the candidates that failed in any record.
+Each case lists its fastest candidates, fastest first, without the candidates whose newest result of any test is a
+failure.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import math
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.records.files import UnreadableRecords
 from pytest_fa.records.log import read_records
-from pytest_fa.records.record import Record
+from pytest_fa.records.record import JUDGED_KINDS, Record
+from pytest_fa.records.standing import standing_results
 
 KERNELS = Path(__file__).resolve().parents[1]
 CANDIDATES = 3  # listed per case
@@ -33,7 +36,7 @@ def main(folders: list[str]) -> int:
     """
     paths = [path for folder in folders for path in sorted(Path(folder).glob("*.jsonl"))]
     try:
-        records = [record for path in paths for record in read_records(path)]
+        records = standing_results(record for path in paths for record in read_records(path)).records
     except UnreadableRecords as problem:
         sys.stderr.write(f"{problem}\n")
         return 2
@@ -42,9 +45,10 @@ def main(folders: list[str]) -> int:
     return 0
 
 
-def choices(records: list[Record]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def choices(records: Iterable[Record]) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Return the rows of all cases, by GPU and then by `<dtype>-d<head_dim>-<causal>`, with `-few` for few queries."""
-    failed = {record.variant for record in records if record.kind in ("correct", "speed") and record.outcome != "ok"}
+    records = list(records)
+    failed = {record.variant for record in records if record.kind in JUDGED_KINDS and record.outcome.defect}
     timed: dict[str, dict[str, dict[str, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
         case, gpu = record.case, record.environment.gpu

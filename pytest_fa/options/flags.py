@@ -155,7 +155,7 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
     ),
     OptionRow(
         "--fa-save",
-        "also save the records of this run in the records folder, profiles/<gpu>/",
+        "also save the results of this run, failures too, in the records folder, profiles/<gpu>/",
         why_once="records are saved from a run that ends",
         writes_records=True,
         everyday=True,

@@ -18,10 +18,11 @@ from pytest_fa.plugin.record_file import RunFile
 from pytest_fa.plugin.state import session_of
 from pytest_fa.records.ceilings import Ceilings, read_ceilings
 from pytest_fa.records.files import try_to_read
-from pytest_fa.records.log import save_records
+from pytest_fa.records.log import save_records, saved_path
 from pytest_fa.records.outcome import UNDECIDED_STATUS, Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.records.saved import SavedRecords
+from pytest_fa.records.standing import HiddenTime, counts_text, is_saved
 from pytest_fa.session.baseline_choice import LeftOut
 from pytest_fa.table.answer import RunFacts, answer_lines
 from pytest_fa.table.layout import LEGEND, LEGEND_HINT, TextLine, table_lines
@@ -52,6 +53,7 @@ class Results:
         self._any_failed = self._any_already_reported = False
         self._failed_tests = 0  # those that failed without the record of a failure
         self._failed_files = 0  # those that pytest could not collect
+        self._to_save: list[Record] = []  # with --fa-save
         self._saved: list[Path] = []
         self._undone = ""  # what a feature could not do: write its file, or anything at all
 
@@ -148,9 +150,9 @@ class Results:
         if self.records:
             self._reused = reused_times(config, self.records)
         if self.options.save and self.records:
-            to_save = [each for each in self.records if _is_saved(each)]
+            self._to_save = [each for each in self.records if is_saved(each)]
             try:
-                self._saved = save_records(to_save, self.options.records_folder, self.options.rootdir)
+                self._saved = save_records(self._to_save, self.options.records_folder, self.options.rootdir)
             except (OSError, FaError) as problem:
                 self.file.lost = f"{problem}; make room there, or save them elsewhere: --fa-profiles=DIR"
         problems = config.hook.pytest_fa_finish(results=self, config=config)
@@ -230,16 +232,27 @@ class Results:
         for path in self._saved:
             kept = next((len(file.bad_lines) for file in self._saved_records.incomplete if file.path == path), 0)
             lines = f" (with {kept} earlier line{'s' * (kept != 1)} that cannot be read)" if kept else ""
-            terminal.write_line(f"saved: {self.relative(path)}{lines}")
+            saved = [each for each in self._to_save if saved_path(self.options.records_folder, each) == path]
+            terminal.write_line(f"saved: {self.relative(path)}: {counts_text(saved)}{lines}")
+        for hidden in self._hidden_times():
+            terminal.write_line(f"fa: {hidden.sentence}", yellow=True)
         for name in self._saved_records.stale_variants(self.records):
             terminal.write_line(
-                f"stale: the saved records of {name} were measured with different machine code; --fa-save replaces them"
+                f"stale: the saved records of {name} were measured with different machine code; "
+                f"--fa-save replaces those of tests that pass"
             )
         for file in self._saved_records.incomplete:
             terminal.write_line(f"fa: {self.relative(file.path)}: {file.complaint}", yellow=True)
         if self.ceilings[1]:
             terminal.write_line(f"fa: {self.ceilings[1]}", yellow=True)
         _write_lines(terminal, [line for line in written if line.style])
+
+    def _hidden_times(self) -> list[HiddenTime]:
+        """The saved times that do not count because of what this run has saved."""
+        failed = {(each.variant, each.case) for each in self._to_save if self._saved and each.outcome.defect}
+        names = dict.fromkeys(variant for variant, _ in failed)
+        hidden = [each for name in names for each in self._saved_records.hidden_times(name)]
+        return [each for each in hidden if (each.failure.variant, each.failure.case) in failed]
 
     def _lines(self, hook: Callable[..., list[list[TextLine]]], config: pytest.Config) -> list[TextLine]:
         """The lines of all features, in the order of the features."""
@@ -305,15 +318,3 @@ def _not_judged(reason: str) -> str:
 def _write_lines(terminal: pytest.TerminalReporter, lines: list[TextLine]) -> None:
     for line in lines:
         terminal.write_line(line.text, **({line.style: True} if line.style else {}))
-
-
-def _is_saved(record: Record) -> bool:
-    """Whether `--fa-save` saves a record: what is right, but no build and no timing without a time.
-
-    What a feature added to a record is saved unless it says that the variant is wrong, or that nothing was measured.
-
-    With `--benchmark-disable` nothing is timed, and such a record would replace a saved time.
-    """
-    is_untimed = record.kind == "speed" and record.speed is None
-    has_answer = bool(record.added) and record.outcome.defect is None and record.outcome != Outcome.NOT_MEASURED
-    return has_answer or (record.outcome == Outcome.OK and record.kind != "build" and not is_untimed)

@@ -77,6 +77,14 @@ def is_unconfirmed(speed: Speed) -> bool:
     return speed.agreement is None or speed.agreement.valid is False
 
 
+def confirmed_by(speed: Speed) -> str:
+    """Which clocks confirm a time: `yes` only if the judge's clock and the profiler both do."""
+    valid = speed.agreement.valid if speed.agreement else None
+    if speed.is_on_cpu or not valid:
+        return {True: "yes", False: "NO", None: "-"}[valid]
+    return "yes" if speed.outside else "by the profiler only"
+
+
 def why_unconfirmed(speed: Speed) -> str:
     """The reason of `is_unconfirmed`."""
     return speed.agreement.reason if speed.agreement else "it was compared with no other clock"

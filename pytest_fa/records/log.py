@@ -21,6 +21,7 @@ from pytest_fa.records.files import (
     record_key,
 )
 from pytest_fa.records.record import Record, to_json
+from pytest_fa.records.standing import Rank, rank_of, results_to_keep
 from pytest_fa.records.text import printable
 from pytest_fa.regular_file import open_regular
 
@@ -106,8 +107,9 @@ def replace_records(path: Path, records: list[Record]) -> None:
 def save_records(records: list[Record], folder: Path, root: Path | None = None) -> list[Path]:
     """Save records in `<folder>/<gpu>/<variant>.jsonl`, with paths relative to `root`; return the files written.
 
-    A record replaces the saved record of the same kind and id, also one of an earlier schema; without a case, the
-    rerun command must be equal as well.  All other lines stay, and those that are no records of this version
+    An answer replaces all saved results of the same kind and id, also those of an earlier schema; without a case, the
+    rerun command must be equal as well.  A failure is saved beside the newest answer, and replaces an earlier failure;
+    `standing.Rank` has the order.  All other lines stay, and those that are no records of this version
     stay unchanged.  The lines are compact: what records share is written once.  The new file is written next to the old
     one and renamed, so that a kill does not damage the old file.
 
@@ -130,9 +132,10 @@ def save_records(records: list[Record], folder: Path, root: Path | None = None) 
 
 def _write_saved(stream: BinaryIO, path: Path, new_records: list[Record], root: Path | None) -> None:
     """Write the unreadable lines of the old file, its records that are not replaced, and the new records."""
-    new = {_key(record): record for record in new_records}
-    kept = {_key(record): record for record in _copy_bad_lines(path, stream, new.keys())} | new
-    records = (kept[key] for key in sorted(kept))
+    answered = {_key(record) for record in new_records if rank_of(record) is Rank.ANSWER}
+    saved = _copy_bad_lines(path, stream, answered)
+    kept = results_to_keep([*saved, *new_records], _key)
+    records = sorted(kept, key=lambda record: (_key(record), rank_of(record)))
     stream.writelines(compact_lines(records, lambda record: _without_local_paths(to_json(record), root)))
 
 

@@ -10,6 +10,7 @@ from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.files import RecordFile, read_record_file
 from pytest_fa.records.log import saved_name
 from pytest_fa.records.record import Record
+from pytest_fa.records.standing import HiddenTime, standing_results
 from pytest_fa.records.timing import LaunchedKernel
 
 
@@ -28,9 +29,13 @@ class SavedRecords:
         return [file for files in self._files.values() for file in files if file.complaint]
 
     def of(self, variant: str, gpu: str | None) -> list[Record]:
-        """Return the saved records of one variant on one GPU."""
+        """Return the saved results of one variant on one GPU that stand."""
         files = (file for file in self._files[variant] if file.path.parent.name == gpu_folder(gpu))
-        return [record for file in files for record in file.records]
+        return list(standing_results(record for file in files for record in file.records).records)
+
+    def hidden_times(self, variant: str) -> list[HiddenTime]:
+        """Return the times of one variant, on every GPU, that do not count because its newest result is a failure."""
+        return list(standing_results(record for file in self._files[variant] for record in file.records).hidden)
 
     def stale_variants(self, records: list[Record]) -> list[str]:
         """Return the variants whose saved records, of any GPU, have other machine code than the builds of `records`.

@@ -1,7 +1,8 @@
 """Chooses what a run times beside the selected variants, by earlier records of this machine.
 
 These are the SDPA backends near the fastest at a shape, and an empty kernel if there is no time of it.  Only a GPU has
-records that count: of the same GPU, driver and torch.  A backend or an empty kernel without one is timed.
+records that count: of the same GPU, driver and torch.  A backend or an empty kernel without one is timed,
+and so is one whose newest result at a shape is a failure.
 
 An SDPA backend near the fastest that an earlier run timed a few minutes ago on this very GPU is not timed again: its
 record stands for a new one, for as long as somebody edits a kernel and runs it again and again.  That of a baseline of
@@ -29,6 +30,7 @@ from pytest_fa.records.log import saved_name
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Environment, MachineIdentity, Record
+from pytest_fa.records.standing import standing_results
 from pytest_fa.records.timing import Speed
 from pytest_fa.regular_file import open_regular
 from pytest_fa.wire.jobs import is_built_in
@@ -72,7 +74,7 @@ def left_out_baselines(
         return ()
     companions = {each.name: each for each in plan.companions if plan.is_companion(each)}
     records = sorted(_records(options, list(companions), environment.gpu), key=_measured_at)
-    newest = _by_shape(_timed(records, environment), companions)
+    newest = _by_shape(_timed(standing_results(records).records, environment), companions)
     last = {key: record.measured_at for key, record in _by_shape(records, companions).items()}  # whatever came of it
     shapes = itertools.groupby(sorted(newest), key=lambda key: key[0])
     may_reuse = options.baselines == "needed" and options.reuses_times

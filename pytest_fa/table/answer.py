@@ -120,6 +120,7 @@ def _about_one(group: list[Record], records: list[Record], times: Times, why_not
         parts.append(f"right in {len(judged)} of {len(judged)}")
     elif built and not is_failed:
         parts.append(f"built for {', '.join(built)}")
+    parts += _undecided_part(group)
     parts += [words for each in added_types().values() for words in each.words(group)]
     if times.get(name):
         parts.append(_versus_baseline(name, records, times))
@@ -142,6 +143,12 @@ def _failure_parts(group: list[Record]) -> list[str]:
     return list(dict.fromkeys(parts))
 
 
+def _undecided_part(records: list[Record]) -> list[str]:
+    """How many tests of outputs ended without a verdict; nothing if none did."""
+    count = sum(_is_undecided(record) for record in records)
+    return [f"{count} without a verdict"] if count else []
+
+
 def _words(record: Record) -> str:
     return record.outcome.replace("_", " ")
 
@@ -152,6 +159,7 @@ def _about_many(by_variant: dict[str, list[Record]], records: list[Record], time
     counts = [f"{states[state]} {state}" for state in State if states[state]]
     parts = [f"{len(by_variant)} variants: {', '.join(counts)}"]
     subjects = [record for group in by_variant.values() for record in group]
+    parts += _undecided_part(subjects)
     parts += [words for each in added_types().values() for words in each.words_of_many(subjects)]
     fastest = _fastest(times)
     if fastest:
@@ -175,9 +183,10 @@ def state_of(group: list[Record]) -> State:
 
 
 def judged_counts(group: list[Record]) -> tuple[int, int]:
-    """How many of a variant's judged runs passed, and how many were judged."""
+    """How many of a variant's runs passed, and how many were judged or ended without a verdict."""
     judged = [record for record in group if _is_judged(record)]
-    return sum(not _is_failure(record) for record in judged), len(judged)
+    undecided = sum(_is_undecided(record) for record in group)
+    return sum(not _is_failure(record) for record in judged), len(judged) + undecided
 
 
 def _is_failure(record: Record) -> bool:
@@ -187,6 +196,10 @@ def _is_failure(record: Record) -> bool:
 def _has_no_verdict(record: Record) -> bool:
     """Whether a feature ended before it could have a verdict."""
     return record.outcome == Outcome.INCONCLUSIVE and not record.added
+
+
+def _is_undecided(record: Record) -> bool:
+    return record.kind in JUDGED_KINDS and record.outcome == Outcome.INCONCLUSIVE
 
 
 def _is_judged(record: Record) -> bool:

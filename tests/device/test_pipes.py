@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import statistics
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.errors import BuildError
 from pytest_fa.gpu.graphs import event_us
 from pytest_fa.records.environment import ClockMonitor, clock_monitor, read_environment
+from pytest_fa.records.source import read_source
 from tests.factories import WriteVariant
 from tools.docs.pipes import Loop, Pipes, write_pipes
 
@@ -98,4 +100,6 @@ def _pipes(timed: dict[str, Loop]) -> Pipes:
             if (loop := timed[name]).clocks
         },
         environment=read_environment(),
+        source=read_source(Path(__file__).parents[2]),
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )

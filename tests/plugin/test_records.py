@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,10 @@ def test_earlier_files_stay(kept: Kept) -> None:
 def test_run_says_where_its_records_are(kept: Kept) -> None:
     """The end of a run shows the paths of its record file and of the saved records, relative to the project."""
     lines = [line for line in kept.second.all_lines if line.startswith(("records: ", "saved: "))]
-    assert lines == [f"records: artifacts/records/{kept.project.logs[1].name}", "saved: profiles/cpu/good.jsonl"]
+    assert lines == [
+        f"records: artifacts/records/{kept.project.logs[1].name}",
+        "saved: profiles/cpu/good.jsonl: 2 results, all passed",
+    ]
 
 
 def test_save_keeps_earlier_lines(kept: Kept) -> None:
@@ -195,3 +199,28 @@ def test_folder_that_cannot_be_written(project: Project) -> None:
     project.write("kernels/broken/variant.yaml", "step: [\n")
     result = project.suite("-k", "test_build", "--fa-artifacts=pytest.ini")
     assert [line for line in result.all_lines if "INTERNALERROR" in line] == []
+
+
+def test_a_failure_is_saved_and_hides_the_time(new_project: NewProject) -> None:
+    """After a failure, `--fa-save` keeps the time in the file, says that it does not count, and counts the failure."""
+    project = new_project("failure")
+    saved = project.folder / "profiles" / "cpu" / "good.jsonl"
+    run = (ONE_CASE, "-k", "good and (test_correct or test_speed)", "--fa-save")
+    project.python_variant("good")
+    passed = project.suite(*run)
+    assert "saved: profiles/cpu/good.jsonl: 2 results, all passed" in passed.all_lines
+    project.python_variant("good", WRONG_SOURCE)
+    failed = project.suite(*run)
+    assert [(each.kind, each.outcome) for each in read_records(saved)] == [
+        ("correct", "ok"),
+        ("correct", "wrong"),
+        ("speed", "ok"),
+    ]
+    assert "saved: profiles/cpu/good.jsonl: 1 result, 1 wrong" in failed.all_lines
+    (line,) = [line for line in failed.all_lines if line.startswith("fa: good at ")]
+    assert re.fullmatch(
+        rf"fa: good at {SHAPE}: wrong \(\S+\) and not passed since, so \S+ us of \S+ does not count", line
+    )
+    project.python_variant("good")
+    project.suite(ONE_CASE, "-k", "good and test_correct", "--fa-save")
+    assert [each.outcome for each in read_records(saved)] == ["ok", "ok"]

@@ -115,6 +115,8 @@ def test_the_table_ranks_correct_variants() -> None:
     assert [list(row["device_us"]) for row in table["fp16-d64-none"]] == [["minimal"]] * len(table["fp16-d64-none"])
     with_failure = [*records, msgspec.structs.replace(records[0], outcome=Outcome.WRONG)]
     assert choices.choices(with_failure) == {}
+    without_verdict = [*records, msgspec.structs.replace(records[0], outcome=Outcome.INCONCLUSIVE)]
+    assert choices.choices(without_verdict) == choices.choices(records)
 
 
 def test_cases_with_few_queries_are_listed_separately() -> None:

@@ -320,6 +320,14 @@ def test_the_errors_name_the_closest(snapshot: SnapshotAssertion) -> None:
     assert error_picture(timed_records(TARGET_SHAPE)) is None
 
 
+def test_a_failure_without_an_error_is_in_the_title() -> None:
+    """The title does not say that all are right if a kernel crashed, which has no dot."""
+    pytest.importorskip("matplotlib")
+    figure = error_picture([*checked_records(), record("dead", outcome=Outcome.CRASHED)])
+    assert figure is not None
+    assert figure.get_suptitle() == "1 result failed without an output to compare: dead"
+
+
 def test_the_error_picture_has_a_dot_for_every_dtype() -> None:
     """A variant that is checked in one dtype has one dot, with the name of the dtype in the legend."""
     pytest.importorskip("matplotlib")

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from pytest_fa.records.log import save_records
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.timing import Clocks
-from tests.factories import MANIFEST, WriteVariant, build, record, speed, variant
+from tests.factories import MANIFEST, OK, WriteVariant, build, record, speed, variant
 from tools.docs import shapes_block, variants_block
 from tools.docs.block import TableProblem
 from tools.docs.variants_block import in_order
@@ -20,8 +21,9 @@ LADDER = "columns=rung,changed_lines,checks,device_us,ratios,mma,registers,spill
 
 
 def rows_of(table: str) -> list[list[str]]:
-    """The cells of a table: its heads, and those of each row."""
-    heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    """The cells of a table: its heads, and those of each row, without the line below it."""
+    lines = table.partition("\n\n")[0].splitlines()
+    heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [heads, *rows]
 
 
@@ -83,6 +85,27 @@ def test_expectations_have_their_measured_times(write_variant: WriteVariant, tmp
     heads, *rows = by_variant(tmp_path, f"cases={SHAPE},b1h2s64d64-fp16 columns=rung,expected,device_us")
     assert heads[2:] == ["device_us `b1h8s512d64-fp16`", "device_us `b1h2s64d64-fp16`"]
     assert rows == [["`one`", "what the test asserts", "9.00", "-"]]
+
+
+def test_a_failure_stands_in_place_of_the_time(write_variant: WriteVariant, tmp_path: Path) -> None:
+    """A cell says that the newest result is wrong, and when; it counts among the checks, and the time has no ratio."""
+    write_variant("one", manifest=MANIFEST, **{"kernel.cu": ""})
+    save_times(tmp_path, {"one": 9.0, "sdpa_cudnn": 12.0})
+    save_records([record("one", check=OK)], tmp_path)
+    later = "2026-03-04T00:00:00+00:00"
+    save_records([record("one", check=OK, outcome=Outcome.WRONG, measured_at=later)], tmp_path)
+    words = f"kernels=kernels cases={SHAPE} variants=one against=sdpa_cudnn columns=rung,checks,device_us,ratios"
+    table = variants_block.block(f"profiles=cpu {words}", tmp_path)
+    assert rows_of(table)[1:] == [
+        ["`one`", "0/1", "wrong (2026-03-04)", "-"],
+        ["`sdpa_cudnn`", "not checked", "12.00", "1.000"],
+    ]
+    assert table.splitlines()[-1] == (
+        "Measured on the CPU a CPU, 2026-01-01; the only time without a commit; "
+        "the only check from before 2026-11-27, when failures were not saved."
+    )
+    save_records([record("one", check=OK, measured_at="2026-12-05T00:00:00+00:00")], tmp_path)
+    assert rows_of(variants_block.block(f"profiles=cpu {words}", tmp_path))[1] == ["`one`", "1/1", "9.00", "0.750"]
 
 
 def test_expectations_of_named_rungs(write_variant: WriteVariant, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,12 +11,16 @@ import msgspec
 from pytest_fa.errors import FaError
 from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.log import read_records
-from pytest_fa.records.record import Record
+from pytest_fa.records.origin import of_all, origin_of
+from pytest_fa.records.record import JUDGED_KINDS, Record
+from pytest_fa.records.standing import Rank, day_of, rank_of, standing_results, words_of
 
 NOTHING = "-"
 AnySpec = TypeVar("AnySpec", bound=msgspec.Struct)
 AnyValue = TypeVar("AnyValue")
-AtShape = tuple[Record, ...]  # of one variant: its records of `test_correct` and `test_speed` at one shape
+# Of one variant: its records of `test_correct` and `test_speed` at one shape, and its failures of any test there.
+AtShape = tuple[Record, ...]
+FAILURES_SAVED_SINCE = "2026-11-27"  # the records of this repository that are older are of results that passed only
 
 
 class TableProblem(FaError):
@@ -51,8 +56,8 @@ def some_names_in(text: str, key: str) -> list[str]:
 
 
 def records_of(root: Path, profiles: str, variant: str) -> list[Record]:
-    """The saved records of a variant.  Raises `TableProblem` if there are none."""
-    records = read_records(root / profiles / f"{variant}.jsonl")
+    """The saved results of a variant that stand.  Raises `TableProblem` if there are none."""
+    records = standing_of(root / profiles, variant)
     if not records:
         raise TableProblem(f"no record of {variant} in {profiles}")
     return records
@@ -60,8 +65,19 @@ def records_of(root: Path, profiles: str, variant: str) -> list[Record]:
 
 def records_at(profiles: Path, variant: str, shapes: list[str]) -> list[AtShape]:
     """The records of a variant at each shape; none of a shape that was not measured."""
-    records = [each for each in read_records(profiles / f"{variant}.jsonl") if each.kind in ("correct", "speed")]
+    records = [
+        each for each in standing_of(profiles, variant) if each.kind in ("correct", "speed") or _is_failure(each)
+    ]
     return [tuple(each for each in records if each.case and each.case.shape_id == shape) for shape in shapes]
+
+
+def standing_of(profiles: Path, variant: str) -> list[Record]:
+    """The saved results of a variant that stand; none if there is no file."""
+    return list(standing_results(read_records(profiles / f"{variant}.jsonl")).records)
+
+
+def _is_failure(record: Record) -> bool:
+    return record.kind in JUDGED_KINDS and rank_of(record) is Rank.FAILURE
 
 
 def device_us(records: AtShape) -> float | None:
@@ -75,7 +91,10 @@ def is_contradicted(records: AtShape) -> bool:
 
 
 def marked_us(records: AtShape) -> str:
-    """The time of a variant at one shape, with a `!` if no other clock confirms it."""
+    """The time of a variant at one shape, with a `!` if no other clock confirms it; after a failure, what it was."""
+    failures = sorted(filter(_is_failure, records), key=lambda record: record.measured_at)
+    if failures:
+        return f"{words_of(failures[-1])} ({day_of(failures[-1])})"
     return figure(device_us(records)) + ("!" if is_contradicted(records) else "")
 
 
@@ -93,3 +112,24 @@ def table(rows: list[list[str]], align: str = "---:") -> str:
     """The Markdown of a table whose first row has the heads."""
     rule = ["---", *[align] * (len(rows[0]) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (rows[0], rule, *rows[1:]))
+
+
+def with_origin(markdown: str, records: Iterable[Record], *, has_checks: bool = False) -> str:
+    """A table with a line below it: where and when its figures were measured, and from which commits.
+
+    With a column of checks, the line says how many results are older than the rule that failures are saved, too.
+    """
+    all_records = list(records)
+    line = origin_of(all_records)
+    judged = [each for each in all_records if each.kind in JUDGED_KINDS and (each.check or _is_failure(each))]
+    old = sum(day_of(record) < FAILURES_SAVED_SINCE for record in judged)
+    if has_checks and old:
+        line += (
+            f"; {of_all(old, len(judged), 'check')} from before {FAILURES_SAVED_SINCE}, when failures were not saved"
+        )
+    return with_line(markdown, line)
+
+
+def with_line(markdown: str, line: str) -> str:
+    """A table with a sentence below it; only the table if the sentence is empty."""
+    return f"{markdown}\n\n{line[0].upper()}{line[1:]}." if line else markdown

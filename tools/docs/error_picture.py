@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_fa.attention.dtypes import DTYPES
-from pytest_fa.records.record import Record
+from pytest_fa.records.record import JUDGED_KINDS, Record
 from pytest_fa.table.picture_style import GUIDE_COLOR, LINE_COLORS, TEXT_COLOR, gpu_of, new_figure, without_math
 
 if TYPE_CHECKING:
@@ -32,12 +32,14 @@ ErrorsOfVariants = dict[str, dict[str, ClosestBound]]  # by variant, then by dty
 
 def error_picture(records: Iterable[Record]) -> Figure | None:
     """A dot for each variant and dtype; the line at 1 is the limit.  None without a check."""
-    judged = [record for record in records if record.check and record.case and record.role != "wrong"]
+    all_records = list(records)
+    judged = [record for record in all_records if record.check and record.case and record.role != "wrong"]
     errors = closest_bounds(judged)
     if not errors:
         return None
     details = f"largest error of all checks, divided by the limit of its bound (dashed line); {gpu_of(judged)}"
-    figure, axis = new_figure(1.1 + 0.165 * len(errors), error_finding(errors), details)
+    finding = error_finding(errors, _failed_unseen(all_records))
+    figure, axis = new_figure(1.1 + 0.165 * len(errors), finding, details)
     _draw_errors(axis, errors)
     return figure
 
@@ -57,11 +59,19 @@ def closest_bounds(judged: Iterable[Record]) -> ErrorsOfVariants:
     return dict(sorted(errors.items(), key=lambda item: _worst(item[1]).used))
 
 
-def error_finding(errors: ErrorsOfVariants) -> str:
-    """How many variants are within their bounds, and which one comes closest."""
+def _failed_unseen(records: list[Record]) -> list[Record]:
+    """The failures without an error that could be drawn, such as those of a kernel that crashed."""
+    return [each for each in records if each.kind in JUDGED_KINDS and each.outcome.defect and not each.check]
+
+
+def error_finding(errors: ErrorsOfVariants, failed_unseen: Sequence[Record] = ()) -> str:
+    """How many variants are within their bounds, and which one comes closest; or what failed."""
     wrong = [name for name, of_variant in errors.items() if not all(each.holds for each in of_variant.values())]
     if wrong:
         return f"{len(wrong)} of {len(errors)} variants exceed a bound: {', '.join(sorted(wrong)[:3])}"
+    if failed_unseen:
+        count, names = len(failed_unseen), ", ".join(sorted({each.variant for each in failed_unseen})[:3])
+        return f"{count} result{'s' * (count != 1)} failed without an output to compare: {names}"
     name, of_variant = list(errors.items())[-1]
     closest, checks = _worst(of_variant), sum(each.checks for group in errors.values() for each in group.values())
     share = f"{100 * closest.used:.0f} % of its bound '{closest.bound}'"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.features.gate.noise_table import NoiseRow, noise_rows
-from tools.docs.block import NOTHING, TableProblem, one_of, table
+from pytest_fa.records.origin import origin_of_file
+from tools.docs.block import NOTHING, TableProblem, one_of, table, with_line
 from tools.docs.pipes import Loop, Pipes, read_pipes
 
 
@@ -22,7 +23,7 @@ def _noise(root: Path, folder: Path) -> str:
     noise = read_noise(root / folder.parent, folder.name)
     if noise is None:
         raise TableProblem(f"there is no noise.json in {folder}; `python -m pytest_fa noise` makes one")
-    rows = [["shape", "pair", f"spread of rounds, % ({noise.measured_at[:10]})", "PASS or FAIL"]]
+    rows = [["shape", "pair", "spread of rounds, %", "PASS or FAIL"]]
     by_pair: dict[tuple[str, str, str], list[NoiseRow]] = {}
     for row in noise_rows(noise):
         by_pair.setdefault((row.shape_id, row.candidate, row.baseline), []).append(row)
@@ -30,7 +31,7 @@ def _noise(root: Path, folder: Path) -> str:
         spread = 100 * max(row.process_sd for row in of_pair)
         decided, groups = (sum(counts) for counts in zip(*((row.decided, row.groups) for row in of_pair), strict=True))
         rows.append([f"`{shape}`", f"{candidate} / {baseline}", f"{spread:.2f}", f"{decided} of {groups}"])
-    return table(rows)
+    return with_line(table(rows), origin_of_file(noise.environment, noise.source, noise.measured_at))
 
 
 def _pipes(root: Path, folder: Path) -> str:
@@ -39,7 +40,8 @@ def _pipes(root: Path, folder: Path) -> str:
     if pipes is None:
         raise TableProblem(f"there is no pipes.json in {folder}; tests/device/test_pipes.py writes one")
     heads = ["loop", "us", "TFLOP/s", "maxima per clock", "SM MHz", "W"]
-    return table([heads, *(_pipes_row(pipes, name, loop) for name, loop in pipes.loops.items())])
+    text = table([heads, *(_pipes_row(pipes, name, loop) for name, loop in pipes.loops.items())])
+    return with_line(text, origin_of_file(pipes.environment, pipes.source, pipes.measured_at))
 
 
 def _pipes_row(pipes: Pipes, name: str, loop: Loop) -> list[str]:

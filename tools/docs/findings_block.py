@@ -10,11 +10,21 @@ import msgspec
 from pytest_fa.features.html.margins import worst_margins
 from pytest_fa.features.ncu.bottleneck import bottleneck_of
 from pytest_fa.features.ncu.nsight_report import DURATION, CountedKernel, NsightReport
-from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ProfilerTime, Speed
 from pytest_fa.table.tool_lines import short_name
-from tools.docs.block import NOTHING, figure, names_in, one_of, read_words, records_of, some_names_in, table
+from tools.docs.block import (
+    NOTHING,
+    figure,
+    names_in,
+    one_of,
+    read_words,
+    records_of,
+    some_names_in,
+    standing_of,
+    table,
+    with_origin,
+)
 
 MAX_TERMS = 3  # kernels and memsets of a call whose durations are listed
 
@@ -37,9 +47,11 @@ def block(words: str, root: Path) -> str:
 def _margins(spec: Spec, root: Path) -> str:
     """One row for each variant and dtype: the number of checks, the largest used fractions, and the worst shape."""
     rows: list[list[str]] = []
+    shown: list[Record] = []
     names: list[str] = []
     for variant in names_in(spec.variants):
         judged = [record for record in records_of(root, spec.profiles, variant) if record.check and record.case]
+        shown += judged
         for dtype in sorted({record.case.dtype for record in judged if record.case}, reverse=True):
             of_dtype = [record for record in judged if record.case and record.case.dtype == dtype]
             margins = {margin.bound: margin for margin in worst_margins(of_dtype)}
@@ -47,25 +59,26 @@ def _margins(spec: Spec, root: Path) -> str:
             cells = [f"{margins[name].used:.2f}" if name in margins else NOTHING for name in names]
             shape = max(margins.values(), key=lambda margin: margin.used).shape_id if margins else NOTHING
             rows.append([f"`{variant}`", dtype, str(len(of_dtype)), *cells, f"`{shape}`"])
-    return table([["variant", "dtype", "checks", *names, "worst at"], *rows])
+    return with_origin(table([["variant", "dtype", "checks", *names, "worst at"], *rows]), shown, has_checks=True)
 
 
-CLOCK_HEADS = ("profiler, us", "device_us", "clock offset, us", "Nsight Compute, us", "measured")
+CLOCK_HEADS = ("profiler, us", "device_us", "clock offset, us", "Nsight Compute, us")
 
 
 def _clocks(spec: Spec, root: Path) -> str:
     """The time of a call by each clock, and what it launches: one row for each shape and variant."""
     rows = [["shape", "variant", *CLOCK_HEADS]]
     saved = {variant: records_of(root, spec.profiles, variant) for variant in names_in(spec.variants)}
+    shown: list[Record] = []
     for shape in some_names_in(spec.cases, "cases"):
         for variant, records in saved.items():
             of_shape = [record for record in records if record.case and record.case.shape_id == shape]
             timed = next((record for record in of_shape if record.speed), None)
             if timed and timed.speed:
-                day = f"{timed.measured_at[:10]}, {(timed.source.commit or 'no commit')[:8]}"
                 cells = _clock_cells(timed.speed)
-                rows.append([f"`{shape}`", f"`{variant}`", *cells, _kernels_by_ncu(of_shape), day])
-    return table(rows)
+                rows.append([f"`{shape}`", f"`{variant}`", *cells, _kernels_by_ncu(of_shape)])
+                shown.append(timed)
+    return with_origin(table(rows), shown)
 
 
 def _clock_cells(speed: Speed) -> list[str]:
@@ -101,14 +114,16 @@ def _kernels_by_ncu(records: list[Record]) -> str:
 def _bottlenecks(spec: Spec, root: Path) -> str:
     """What bounds each kernel; a variant without a profile has one row that says so."""
     rows, shapes = [["variant", "kernel", "bottleneck", "decided by"]], some_names_in(spec.cases, "cases")
+    shown: list[Record] = []
     for variant in names_in(spec.variants):
-        path = root / spec.profiles / f"{variant}.jsonl"
-        records = [each for each in read_records(path) if each.case and each.case.shape_id in shapes]
+        saved = standing_of(root / spec.profiles, variant)
+        records = [each for each in saved if each.case and each.case.shape_id in shapes]
         reports = NsightReport.all_of(records)
+        shown += [each for each in records if NsightReport.of(each)]
         report = next((each for each in reports if each.preset == "verdict"), reports[0] if reports else None)
         kernels = [_bottleneck_cells(kernel) for kernel in report.kernels] if report else []
         rows += [[f"`{variant}`", *cells] for cells in (kernels if report else [[NOTHING, "not measured", NOTHING]])]
-    return table(rows, "---")
+    return with_origin(table(rows, "---"), shown)
 
 
 def _bottleneck_cells(kernel: CountedKernel) -> list[str]:

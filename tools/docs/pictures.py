@@ -12,6 +12,7 @@ from pytest_fa.errors import FaError
 from pytest_fa.records.ceilings import Ceilings, read_ceilings
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
+from pytest_fa.records.standing import standing_results
 from pytest_fa.table.picture_style import save_svg
 from tools.docs.error_picture import error_picture
 from tools.docs.ladder_picture import ladder_picture
@@ -25,11 +26,12 @@ class NothingToShow(FaError):
 
 
 def read_timed(folder: Path) -> list[Record]:
-    """Every record in `folder`, which is a `profiles/<gpu>`.
+    """Every result in `folder`, which is a `profiles/<gpu>`, that stands.
 
     Raises `NothingToShow` if none of them has a time, `UnreadableRecords` if a line of a file is no record.
     """
-    records = [record for path in sorted(folder.glob("*.jsonl")) for record in read_records(path)]
+    saved = (record for path in sorted(folder.glob("*.jsonl")) for record in read_records(path))
+    records = list(standing_results(saved).records)
     if not any(record.speed for record in records):
         raise NothingToShow(f"there are no records with times in {folder}; make some with pytest --fa-save")
     return records

@@ -8,7 +8,7 @@ import msgspec
 
 from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.files import read_content
-from pytest_fa.records.record import Environment
+from pytest_fa.records.record import Environment, Source
 from pytest_fa.records.timing import Clocks
 
 NAME = "pipes.json"
@@ -33,6 +33,8 @@ class Pipes(msgspec.Struct, frozen=True):
     tflops: dict[str, float]
     per_clock: dict[str, float]
     environment: Environment
+    source: Source | None = None  # of older files it is not known, nor is the time
+    measured_at: str = ""
 
 
 def read_pipes(records_folder: Path, gpu: str) -> Pipes | None:

@@ -12,7 +12,7 @@ from pytest_fa.records.ceilings import read_ceilings
 from pytest_fa.table.answer import RunFacts, answer_lines
 from pytest_fa.table.layout import table_lines
 from pytest_fa.table.rows import make_groups
-from tools.docs.block import TableProblem, names_in, read_words, records_of
+from tools.docs.block import TableProblem, names_in, read_words, records_of, with_origin
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,4 +35,4 @@ def block(words: str, root: Path) -> str:
     records = [record for record in at_shapes if not NsightReport.of(record)]
     lines = table_lines(make_groups(records, read_ceilings(path.parent, path.name)), int(spec.width))
     texts = [line.text for line in (*lines, *answer_lines(records, RunFacts()))]
-    return "\n".join(["```console", *texts, "```"])
+    return with_origin("\n".join(["```console", *texts, "```"]), records, has_checks=True)

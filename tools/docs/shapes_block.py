@@ -26,6 +26,7 @@ from tools.docs.block import (
     records_at,
     some_names_in,
     table,
+    with_origin,
 )
 
 
@@ -72,7 +73,8 @@ def block(words: str, root: Path) -> str:
     for number, shape in enumerate(shapes):
         row = Row({name: column[number] for name, column in measured.items()}, spec.against, ceilings)
         rows.append([f"`{shape}`", *(cell for _, cells in columns for cell in cells(row))])
-    return table(rows)
+    shown = (record for column in measured.values() for at_shape in column for record in at_shape)
+    return with_origin(table(rows), shown)
 
 
 def _ceilings(folder: Path, spec: Spec) -> Ceilings:

@@ -27,6 +27,7 @@ from tools.docs.block import (
     records_at,
     some_names_in,
     table,
+    with_origin,
 )
 
 TENSOR_OPCODES = ("HMMA", "HGMMA", "QMMA", "QGMMA")
@@ -98,7 +99,9 @@ def block(words: str, root: Path) -> str:
     whole_us = [device_us(records) for records in measured.get(spec.ablations_of, [])]
     rows = [Row(name, at_shapes, compared_us, whole_us, catalog) for name, at_shapes in measured.items()]
     heads = [head for heads_of, _ in columns for head in heads_of(shapes, against)]
-    return table([heads, *([cell for _, cells in columns for cell in cells(row)] for row in rows)])
+    text = table([heads, *([cell for _, cells in columns for cell in cells(row)] for row in rows)])
+    shown = (record for at_shapes in measured.values() for at_shape in at_shapes for record in at_shape)
+    return with_origin(text, shown, has_checks="checks" in names_in(spec.columns))
 
 
 def _rows(spec: Spec, root: Path, catalog: dict[str, Variant]) -> list[str]:

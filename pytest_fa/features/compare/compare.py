@@ -18,8 +18,10 @@ from pytest_fa.features.gate.intervals import PROCESS_SD
 from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.files import try_to_read
+from pytest_fa.records.origin import origin_of
 from pytest_fa.records.outcome import Outcome
-from pytest_fa.records.record import Environment, Record
+from pytest_fa.records.record import JUDGED_KINDS, Environment, Record
+from pytest_fa.records.standing import day_of
 from pytest_fa.records.timing import Speed
 
 # What changed between two sides, which no record has; sorted by how much it matters to a reader.
@@ -66,7 +68,11 @@ class ComparedRow(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """What changed from side `a` to side `b`.  `rows` are sorted by verdict, `counts` has their numbers by verdict."""
+    """What changed from side `a` to side `b`.  `rows` are sorted by verdict, `counts` has their numbers by verdict.
+
+    `origin_*` say where and when the figures of each side were measured.  `hidden` names the times that do not count,
+    because the newest result of their variant at their shape is a failure.
+    """
 
     a: str
     b: str
@@ -74,6 +80,9 @@ class Comparison(msgspec.Struct, frozen=True):
     rows: tuple[ComparedRow, ...]
     counts: dict[str, int]
     complaints: tuple[str, ...] = ()
+    origin_a: str = ""
+    origin_b: str = ""
+    hidden: tuple[str, ...] = ()
 
 
 def compare(a: Side, b: Side, process_sd: ProcessSd) -> Comparison:
@@ -95,6 +104,9 @@ def compare(a: Side, b: Side, process_sd: ProcessSd) -> Comparison:
         rows=tuple(rows),
         counts=dict(Counter(row.verdict for row in rows)),
         complaints=(*a.complaints, *b.complaints),
+        origin_a=origin_of(a.records),
+        origin_b=origin_of(b.records),
+        hidden=tuple(f"{name}: {each.sentence}" for name, side in (("A", a), ("B", b)) for each in side.hidden),
     )
 
 
@@ -176,7 +188,8 @@ def _row(
     if not a or not b:
         return msgspec.structs.replace(row, verdict="gone" if a else "new")
     if verdict := _correctness(a, b):
-        reason = next((each.message for each in b if each.outcome in BAD), "").partition("\n")[0]
+        failure = max((each for each in b if each.outcome in BAD), key=lambda each: each.measured_at, default=None)
+        reason = f"{day_of(failure)}: {failure.message}".partition("\n")[0] if failure else ""
         return msgspec.structs.replace(row, verdict=verdict, reason=reason)
     if _is_stale(b, newest):
         return msgspec.structs.replace(row, verdict="stale", reason="B has newer records of other machine code")
@@ -186,8 +199,14 @@ def _row(
 
 
 def _checks(records: list[Record]) -> tuple[int, int] | None:
-    judged = [each for each in records if each.check or each.kind == "property" or each.outcome in BAD]
-    return (sum(each.outcome not in BAD for each in judged), len(judged)) if judged else None
+    """How many runs passed, of those that were judged or ended without a verdict; None if there are none."""
+    not_passed = {*BAD, Outcome.INCONCLUSIVE}
+    judged = [
+        each
+        for each in records
+        if each.check or each.kind == "property" or (each.kind in JUDGED_KINDS and each.outcome in not_passed)
+    ]
+    return (sum(each.outcome not in not_passed for each in judged), len(judged)) if judged else None
 
 
 def _correctness(a: list[Record], b: list[Record]) -> RowVerdict | None:

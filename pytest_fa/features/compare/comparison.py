@@ -61,13 +61,19 @@ def _shown(comparison: Comparison, *, with_all: bool) -> list[ComparedRow]:
 
 
 def _notes(comparison: Comparison, *, with_all: bool) -> list[str]:
-    """The variants whose rows only one side has, unless the table lists them, and what cannot be read."""
+    """Where the figures come from, the variants of only one side, times that do not count, and what cannot be read.
+
+    Variants of only one side are in the table if it lists all.
+    """
     notes = []
     for verdict, side in ONE_SIDED.items() if not with_all else ():
         variants = Counter(row.variant for row in comparison.rows if row.verdict == verdict)
         shapes = [f"{name} ({count})" for name, count in variants.items()]
         notes += [f"only in {side}: {', '.join(shapes)}; --all lists them"] if shapes else []
-    return [*notes, *comparison.complaints]
+    origins = [
+        f"{side}: {origin}" for side, origin in (("A", comparison.origin_a), ("B", comparison.origin_b)) if origin
+    ]
+    return [*origins, *notes, *comparison.hidden, *comparison.complaints]
 
 
 def _head(comparison: Comparison) -> list[str]:

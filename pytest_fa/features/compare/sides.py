@@ -8,14 +8,16 @@ import os
 import subprocess
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from pytest_fa.errors import UsageProblem
 from pytest_fa.records.files import RecordFile, read_record_file, read_stream
 from pytest_fa.records.record import Record
+from pytest_fa.records.standing import HiddenTime, standing_results
 from pytest_fa.records.text import printable
 from pytest_fa.regular_file import open_regular
 
@@ -30,11 +32,15 @@ FORMS = "a .jsonl file, a folder that contains such files, a bundle (.tar.gz), o
 
 
 class Side(msgspec.Struct, frozen=True):
-    """The records of one side, the newest of each kind and id, and a line for each file that cannot be fully read."""
+    """The results of one side that stand, and the times that do not count.
+
+    `complaints` has a line for each file that cannot be fully read.
+    """
 
     name: str
     records: tuple[Record, ...]
     complaints: tuple[str, ...] = ()
+    hidden: tuple[HiddenTime, ...] = ()
 
 
 def read_side(word: str, folder: Path, *, is_mailed: bool = False) -> Side:
@@ -43,18 +49,8 @@ def read_side(word: str, folder: Path, *, is_mailed: bool = False) -> Side:
     If the side `is_mailed`, its name and its complaints have no folder outside of `folder`.  Raises `UsageProblem` if
     there is no such thing, or if it has no records.
     """
-    path = folder / word
-    try:
-        name, files = (word, _files_of_path(path)) if path.exists() else _files_of_revision(word, folder)
-    except UNREADABLE as problem:
-        raise UsageProblem(printable(f"{word!r} cannot be read: {problem}")) from None
-    bases = (folder, Path(os.path.normpath(path)).parent) if is_mailed else (folder,)
-    records = _newest(record for file in files for record in file.records)
-    complaints = tuple(printable(f"{_shown(file.path, bases)}: {file.complaint}") for file in files if file.complaint)
-    if not records:
-        reason = f"; {complaints[0]}" if complaints else ""
-        raise UsageProblem(printable(f"{word!r} has no records{reason}; give {FORMS}"))
-    return Side(printable(_shown(folder / name, bases) if is_mailed else name), records, complaints)
+    read = _read(word, folder, is_mailed=is_mailed)
+    return _standing(read.name, read.records, read.complaints)
 
 
 def read_sides(words: Sequence[str], folder: Path) -> Side:
@@ -62,29 +58,44 @@ def read_sides(words: Sequence[str], folder: Path) -> Side:
 
     Raises `UsageProblem` as `read_side` does.
     """
-    sides = [read_side(word, folder, is_mailed=True) for word in words]
-    return Side(
-        name=", ".join(side.name for side in sides),
-        records=_newest(record for side in sides for record in side.records),
-        complaints=tuple(complaint for side in sides for complaint in side.complaints),
-    )
+    parts = [_read(word, folder, is_mailed=True) for word in words]
+    records = [record for part in parts for record in part.records]
+    complaints = tuple(complaint for part in parts for complaint in part.complaints)
+    return _standing(", ".join(part.name for part in parts), records, complaints)
+
+
+def _standing(name: str, records: Sequence[Record], complaints: tuple[str, ...]) -> Side:
+    standing = standing_results(records)
+    return Side(name, standing.records, complaints, standing.hidden)
+
+
+class _Read(NamedTuple):
+    """All records that a word names, and the complaints about their files."""
+
+    name: str
+    records: list[Record]
+    complaints: tuple[str, ...]
+
+
+def _read(word: str, folder: Path, *, is_mailed: bool) -> _Read:
+    path = folder / word
+    try:
+        name, files = (word, _files_of_path(path)) if path.exists() else _files_of_revision(word, folder)
+    except UNREADABLE as problem:
+        raise UsageProblem(printable(f"{word!r} cannot be read: {problem}")) from None
+    bases = (folder, Path(os.path.normpath(path)).parent) if is_mailed else (folder,)
+    records = [record for file in files for record in file.records]
+    complaints = tuple(printable(f"{_shown(file.path, bases)}: {file.complaint}") for file in files if file.complaint)
+    if not records:
+        reason = f"; {complaints[0]}" if complaints else ""
+        raise UsageProblem(printable(f"{word!r} has no records{reason}; give {FORMS}"))
+    return _Read(printable(_shown(folder / name, bases) if is_mailed else name), records, complaints)
 
 
 def _shown(path: Path, bases: Sequence[Path]) -> str:
     """The path relative to the first of the folders that contains it; unchanged if none does."""
     plain = Path(os.path.normpath(path))
     return next((str(plain.relative_to(base)) for base in bases if plain.is_relative_to(base)), str(path))
-
-
-def _newest(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Return the newest record of each GPU, kind and id; a gate's id does not name its shapes, its command does."""
-    newest: dict[tuple[str | None, str, str], Record] = {}
-    for record in records:
-        name = record.id if record.kind != "gate" else record.rerun_command
-        key = (record.environment.gpu, record.kind, name)
-        if key not in newest or newest[key].measured_at <= record.measured_at:
-            newest[key] = record
-    return tuple(newest.values())
 
 
 def _files_of_path(path: Path) -> list[RecordFile]:

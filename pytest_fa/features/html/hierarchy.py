@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pytest_fa.features.html.main_shape import main_shape
 from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.ceilings import Ceilings
+from pytest_fa.records.origin import origin_of
 from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio
 from pytest_fa.records.timing import Speed
@@ -61,6 +62,7 @@ class Hierarchy(NamedTuple):
     marks: tuple[int, ...]
     steps: tuple[LadderStep, ...]
     opening: tuple[OpeningBar, ...]
+    origin: str
 
 
 class Scale(NamedTuple):
@@ -116,6 +118,7 @@ def hierarchy_of(records: list[Record], ceilings: Ceilings | None) -> Hierarchy 
         marks=tuple(map(scale.place, marks)),
         steps=tuple(_step(record, by_variant[record.variant], scale, references) for record in at_shape),
         opening=_opening([record for record in at_shape if record.variant in right]),
+        origin=origin_of(at_shape),
     )
 
 

@@ -14,8 +14,10 @@ from pytest_fa.features.html.strips import ClockLine, StripGroup, clock_lines, s
 from pytest_fa.features.html.surroundings import PropertyRow, commands_of, environment_rows
 from pytest_fa.records.ceilings import read_ceilings
 from pytest_fa.records.files import try_to_read
+from pytest_fa.records.origin import origin_of
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
+from pytest_fa.records.standing import HiddenTime
 from pytest_fa.table.answer import RunFacts, answer_lines
 from pytest_fa.table.layout import TextLine
 from pytest_fa.table.rows import notes
@@ -30,6 +32,7 @@ class PageFacts(NamedTuple):
     records_folder: Path
     run: RunFacts = RunFacts()
     complaints: tuple[str, ...] = ()
+    hidden: tuple[HiddenTime, ...] = ()  # times that do not count
 
 
 class Machine(NamedTuple):
@@ -37,6 +40,8 @@ class Machine(NamedTuple):
 
     name: str
     answer: tuple[TextLine, ...]
+    origin: str
+    hidden: tuple[str, ...]
     tables: tuple[PageTable, ...]
     shapes: tuple[PageTable, ...]
     hierarchy: Hierarchy | None
@@ -58,12 +63,15 @@ def machine_of(name: str, records: list[Record], facts: PageFacts) -> Machine:
     hierarchy = hierarchy_of(subjects, ceilings)
     tables = (gate_table(subjects), selftest_table(records), check_table(subjects))
     lines = notes(records)
+    not_counted = [each for each in facts.hidden if each.timed.environment.gpu == gpu]
     hidden = [f"and {len(lines) - MAX_NOTES} more notes"] if len(lines) > MAX_NOTES else []
     return Machine(
         name=name,
         answer=_answer(records, facts.run),
+        origin=origin_of(records),
+        hidden=tuple(each.sentence for each in not_counted),
         tables=tuple(table for table in tables if table),
-        shapes=shape_tables(subjects, ceilings, process_sd_of(facts.records_folder, gpu)),
+        shapes=shape_tables(subjects, ceilings, process_sd_of(facts.records_folder, gpu), not_counted),
         hierarchy=hierarchy,
         profiles=profile_parts(subjects),
         ablations=ablation_parts(subjects),

@@ -17,7 +17,8 @@ def run(options: argparse.Namespace) -> None:
     if not options.output.parent.is_dir():
         raise UsageProblem(f"-o {options.output}: there is no folder {options.output.parent}; make it, or name another")
     side = read_sides(options.records, Path.cwd())
-    write_report(options.output, side.records, PageFacts(side.name, options.profiles, complaints=side.complaints))
+    facts = PageFacts(side.name, options.profiles, complaints=side.complaints, hidden=side.hidden)
+    write_report(options.output, side.records, facts)
     for complaint in side.complaints:
         sys.stderr.write(f"pytest_fa: {complaint}\n")
     kilobytes = options.output.stat().st_size / 1000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pytest_fa.catalog.suites import TARGET_SHAPE
@@ -11,7 +11,9 @@ from pytest_fa.features.compare.compare import ratio_interval
 from pytest_fa.features.gate.gated import Gate
 from pytest_fa.features.html.margins import worst_margins
 from pytest_fa.records.ceilings import Ceilings
+from pytest_fa.records.origin import origin_of
 from pytest_fa.records.record import Record
+from pytest_fa.records.standing import HiddenTime, day_of, words_of
 from pytest_fa.table.answer import judged_counts, state_of
 from pytest_fa.table.baselines import compared_baseline
 from pytest_fa.table.layout import BUILD_COLUMNS, SHAPE_COLUMNS, VARIANT, Column
@@ -54,18 +56,49 @@ class PageTable(NamedTuple):
     headers: tuple[PageCell, ...]
     rows: tuple[PageRow, ...]
     is_open: bool = False
+    origin: str = ""
 
 
-def shape_tables(records: list[Record], ceilings: Ceilings | None, process_sd: float) -> tuple[PageTable, ...]:
-    """One table for each shape with a time, the target shape first, then one of the variants that were only built."""
+class Texts(NamedTuple):
+    """What the cells of a shape need beside its rows, by shape and variant: intervals, and failures of hidden times."""
+
+    intervals: dict[tuple[str, str], str]
+    failures: dict[tuple[str, str], Record]
+
+
+def shape_tables(
+    records: list[Record], ceilings: Ceilings | None, process_sd: float, hidden: Sequence[HiddenTime] = ()
+) -> tuple[PageTable, ...]:
+    """One table for each shape with a time, the target shape first, then one of the variants that were only built.
+
+    In place of a time that does not count stands the failure, with its date.
+    """
     timed = {record.case.shape_id for record in records if record.speed and record.case}
+    timed |= {each.timed.case.shape_id for each in hidden if each.timed.case}
+    failures = {(each.timed.case.shape_id, each.timed.variant): each.failure for each in hidden if each.timed.case}
+    origins = _origins(records)
     intervals = _intervals(records, process_sd)
     groups = [each for each in make_groups(records, ceilings) if each.kind == "builds" or each.rows[0].case in timed]
     places = {shape: place for place, shape in enumerate(shapes_in_order(records))}
     groups.sort(key=lambda group: places.get(group.rows[0].case, len(places)))
     return tuple(
-        _table_of(group, intervals, is_open=index == 0 or len(groups) <= MAX_OPEN) for index, group in enumerate(groups)
+        _table_of(
+            group,
+            Texts(intervals, failures),
+            origins.get(group.rows[0].case, ""),
+            is_open=index == 0 or len(groups) <= MAX_OPEN,
+        )
+        for index, group in enumerate(groups)
     )
+
+
+def _origins(records: list[Record]) -> dict[str, str]:
+    """Where and when the figures of each shape were measured."""
+    by_shape: dict[str, list[Record]] = {}
+    for record in records:
+        if record.case:
+            by_shape.setdefault(record.case.shape_id, []).append(record)
+    return {shape: origin_of(of_shape) for shape, of_shape in by_shape.items()}
 
 
 def shapes_in_order(records: Iterable[Record]) -> list[str]:
@@ -121,7 +154,9 @@ def gate_table(records: list[Record]) -> PageTable | None:
     ratio = "the ratio is the candidate's time divided by the baseline's"
     finding = f"{counts}; both kernels in the same fresh processes; {ratio}"
     rows.sort(key=lambda row: row.style != "wrong")  # the failed ones first
-    return PageTable("Gates", finding, headers, tuple(rows), is_open=len(rows) <= MAX_OPEN_ROWS) if rows else None
+    origin = origin_of(record for record in records if Gate.of(record))
+    is_open = len(rows) <= MAX_OPEN_ROWS
+    return PageTable("Gates", finding, headers, tuple(rows), is_open=is_open, origin=origin) if rows else None
 
 
 def check_table(records: list[Record]) -> PageTable | None:
@@ -134,7 +169,8 @@ def check_table(records: list[Record]) -> PageTable | None:
     headers = ("variant", "state", "passed", "shapes", "closest bound", "used", "at shape")
     cells = tuple(PageCell(header, is_text=header not in ("passed", "shapes", "used")) for header in headers)
     finding = "over all shapes, also those that were not timed; 1.00 of a bound is its limit"
-    return PageTable("All checks", finding, cells, tuple(rows)) if rows else None
+    origin = origin_of(record for group in judged.values() for record in group)
+    return PageTable("All checks", finding, cells, tuple(rows), origin=origin) if rows else None
 
 
 def _check_row(name: str, group: list[Record]) -> PageRow:
@@ -155,9 +191,9 @@ def _check_row(name: str, group: list[Record]) -> PageRow:
     return PageRow(cells, "wrong" if state.is_failure else "")
 
 
-def _table_of(group: RowGroup, intervals: dict[tuple[str, str], str], *, is_open: bool) -> PageTable:
+def _table_of(group: RowGroup, texts_of: Texts, origin: str, *, is_open: bool) -> PageTable:
     columns = COLUMNS_OF_SHAPE if group.kind == "shape" else (VARIANT, *BUILD_COLUMNS)
-    texts = [[_text(row, column, intervals) for column in columns] for row in group.rows]
+    texts = [[_text(row, column, texts_of) for column in columns] for row in group.rows]
     filled = [index for index in range(len(columns)) if any(line[index] != NOTHING for line in texts)]
     rows = [
         PageRow(tuple(PageCell(line[index], columns[index].is_text) for index in filled), _style(row))
@@ -165,16 +201,19 @@ def _table_of(group: RowGroup, intervals: dict[tuple[str, str], str], *, is_open
     ]
     headers = tuple(PageCell(columns[index].header, columns[index].is_text) for index in filled)
     title = group.rows[0].case if group.kind == "shape" else "Builds"
-    return PageTable(title, _finding(group), headers, tuple(rows), is_open)
+    return PageTable(title, _finding(group), headers, tuple(rows), is_open, origin)
 
 
 def _style(row: Row) -> str:
     return "wrong" if row.is_wrong else row.role if row.role != "candidate" else ""
 
 
-def _text(row: Row, column: Column, intervals: dict[tuple[str, str], str]) -> str:
+def _text(row: Row, column: Column, texts: Texts) -> str:
     if column is INTERVAL_COLUMN:
-        return intervals.get((row.case, row.variant), NOTHING)
+        return texts.intervals.get((row.case, row.variant), NOTHING)
+    failure = texts.failures.get((row.case, row.variant))
+    if failure and column.field == "device_us":
+        return f"{words_of(failure)} ({day_of(failure)})"
     return str(getattr(row, column.field))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pytest_fa.features.html.shape_tables import shapes_in_order
+from pytest_fa.records.agreement import confirmed_by
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Clocks, Speed, Timing
 from pytest_fa.table.rows import NOTHING
@@ -100,14 +101,13 @@ def _clock_line(name: str, values: list[float]) -> ClockLine:
 
 def _timed_row(variant: str, speed: Speed) -> TimedRow:
     precision = speed.device.precision
-    agreement = speed.agreement.valid if speed.agreement else None
     return TimedRow(
         variant=variant,
         device_us=f"{speed.device.median_us:.2f}",
         samples=_strip(speed.device),
         cold_samples=_strip(speed.cold) if speed.cold else None,
         precision=f"± {100 * precision:.2f} %" if precision is not None else NOTHING,
-        is_confirmed={True: "yes", False: "NO", None: NOTHING}[agreement],
+        is_confirmed=confirmed_by(speed),
         clocks=_clock_words(speed.clocks_during or speed.clocks_before, speed.device),
     )
 

@@ -205,3 +205,10 @@ def test_verdicts_that_fail(snapshot: SnapshotAssertion) -> None:
 def test_noise_of_a_gpu_that_was_not_measured(tmp_path: Any) -> None:
     """Without a `noise.json`, the spread is that of an H200."""
     assert process_sd_of(tmp_path, "NVIDIA H100") == 0.008
+
+
+def test_a_test_without_a_verdict_is_counted_as_not_passed() -> None:
+    """What could not be decided is one of M, not one of N."""
+    undecided = record("mine", "b1h2s64d64-fp16-seed1", outcome=Outcome.INCONCLUSIVE)
+    (row,) = _compare([record("mine", "b1h2s64d64-fp16-seed0", check=OK), undecided], []).rows
+    assert row.checks_a == (1, 2)

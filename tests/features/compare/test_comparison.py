@@ -91,7 +91,11 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     """--json prints one object with names, differences, rows and counts."""
     assert main(["compare", "a.jsonl", "b.jsonl", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert (content["a"], content["counts"], content["rows"][0]["reason"]) == ("a.jsonl", {"wrong": 1}, "max error")
+    assert (content["a"], content["counts"], content["rows"][0]["reason"]) == (
+        "a.jsonl",
+        {"wrong": 1},
+        "2026-01-01: max error",
+    )
 
 
 @pytest.mark.usefixtures("runs")

@@ -14,9 +14,12 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.errors import UsageProblem
 from pytest_fa.features.compare import sides
+from pytest_fa.features.compare.compare import compare
+from pytest_fa.features.compare.comparison import comparison_text
 from pytest_fa.features.compare.sides import read_side, read_sides
+from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import to_json
-from tests.factories import RECORD, record
+from tests.factories import RECORD, SHAPE, record, speed
 
 
 def _write(path: Path, *variants: str) -> Path:
@@ -187,3 +190,31 @@ def test_zeros_behind_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UsageProblem) as error:
         read_side("x.tar.gz", tmp_path)
     assert snapshot == str(error.value)
+
+
+def test_a_failure_hides_the_time(tmp_path: Path) -> None:
+    """Of a failure and an earlier time of the same variant and shape, the time does not count, and the side says so."""
+    timed = record("a", kind="speed", speed=speed(9.0))
+    failed = record("a", outcome=Outcome.HUNG, measured_at="2026-02-03T00:00:00+00:00")
+    (tmp_path / "run.jsonl").write_bytes(b"".join(to_json(each) + b"\n" for each in (timed, failed)))
+    side = read_side("run.jsonl", tmp_path)
+    assert [(each.kind, each.speed) for each in side.records] == [("speed", None), ("correct", None)]
+    comparison = compare(side, side, lambda _: 0.008)
+    assert comparison.counts == {"still wrong": 1}
+    assert [(row.checks_a, row.device_us_a, row.reason) for row in comparison.rows] == [((0, 1), None, "2026-02-03: ")]
+    text = comparison_text(comparison)
+    hidden = "hung (2026-02-03) and not passed since, so 9.00 us of 2026-01-01 does not count"
+    origin = "measured on the CPU a CPU, 2026-01-01 to 2026-02-03; all 2 results without a commit"
+    for name in "AB":
+        assert f"{name}: a at {SHAPE}: {hidden}" in text
+        assert f"{name}: {origin}" in text
+
+
+def test_an_answer_of_another_folder_restores_the_time(tmp_path: Path) -> None:
+    """Of several folders, the results that stand are those of all of them together."""
+    timed, failed = record("a", kind="speed", speed=speed(9.0)), record("a", outcome=Outcome.WRONG)
+    passed = record("a", measured_at="2026-02-03T00:00:00+00:00")
+    for name, records in (("one", (timed, failed)), ("two", (passed,))):
+        (tmp_path / f"{name}.jsonl").write_bytes(b"".join(to_json(each) + b"\n" for each in records))
+    side = read_sides(["one.jsonl", "two.jsonl"], tmp_path)
+    assert ([each.speed for each in side.records], side.hidden) == ([timed.speed, None], ())

@@ -26,7 +26,7 @@ from pytest_fa.records.checks import CrossCheck, Diagnosis
 from pytest_fa.records.log import save_records
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.paired import PairSamples
-from pytest_fa.records.record import Ablation, Record, to_json
+from pytest_fa.records.record import Ablation, Record, Source, to_json
 from pytest_fa.records.timing import Agreement, Clocks
 from pytest_fa.table.answer import RunFacts
 from tests.factories import BUILD, RECORD, SHAPE, SMALL_SHAPE, SPEED, record, speed
@@ -427,3 +427,26 @@ def test_a_time_on_the_cpu_has_no_limit(snapshot: SnapshotAssertion) -> None:
     assert {step.variant: step.versus_baseline for step in result.steps} == {"a": "noisy", "sdpa_math": "1"}
     assert snapshot == result.finding
     assert "fastest: a, 10.25~ us, too noisy to compare with sdpa_math" in page_of(records).text
+
+
+def test_a_failure_that_was_saved_hides_the_time(tmp_path: Path) -> None:
+    """The page of saved records has the failure and its date in place of the time, and says so at its top."""
+    saved = [on_h200("fast", 3.5), on_h200("minimal", 350.0), on_h200("sdpa_cudnn", 7.0, "baseline")]
+    save_records(saved, tmp_path)
+    wrong = record("fast", f"{SHAPE}-seed1", outcome=Outcome.WRONG, environment=ON_H200)
+    save_records([msgspec.structs.replace(wrong, measured_at="2026-02-03T00:00:00+00:00")], tmp_path)
+    out = tmp_path / "report.html"
+    assert main(["report", str(tmp_path), "-o", str(out)]) == 0
+    text = Page(out.read_bytes()).text
+    assert f"fast at {SHAPE}: wrong (2026-02-03) and not passed since, so 3.50 us of 2026-01-01 does not count" in text
+    assert "wrong (2026-02-03)" in text.partition("so 3.50 us")[2]
+    assert text.count("3.50") == 1
+
+
+def test_every_table_says_where_its_figures_come_from() -> None:
+    """The line below a table has the machine, the day and the commit of its rows."""
+    source = Source("abcdef0123456789", dirty=True, origin="git")
+    page = page_of([msgspec.structs.replace(each, source=source) for each in small_run()])
+    line = "measured on an NVIDIA H200, 2026-01-01, commit abcdef01; the only time from a tree with uncommitted changes"
+    assert line in page.text
+    assert page.text.count("commit abcdef01") >= 5

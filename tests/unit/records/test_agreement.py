@@ -10,6 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.records.agreement import (
     check_agreement,
+    confirmed_by,
     is_call_too_short,
     is_unconfirmed,
     tampering_of,
@@ -417,3 +418,15 @@ def test_an_empty_kernel_has_no_work_to_skip() -> None:
     measured = by_judge(LONG, 100.0, 100.0, 150.0)
     assert check_agreement("noop", "overhead", measured).valid
     assert not check_agreement("ws_p2", "candidate", measured).valid
+
+
+def test_which_clocks_confirm_a_time() -> None:
+    """A time that the judge's clock did not measure is never confirmed by `yes`."""
+    measured = msgspec.structs.replace(timed(8.0, 8.0), agreement=Agreement(True, ""))
+    without_judge = msgspec.structs.replace(measured, outside=None)
+    contradicted = msgspec.structs.replace(without_judge, agreement=Agreement(False, "too short"))
+    assert [confirmed_by(each) for each in (measured, without_judge, contradicted)] == [
+        "yes",
+        "by the profiler only",
+        "NO",
+    ]

@@ -201,6 +201,14 @@ def test_a_gate_that_failed_in_its_pilot_is_no_judgement() -> None:
     assert answer([record(check=OK), PILOT_FAILED])[0] == "mine: gate: wrong; right in 1 of 1"
 
 
+def test_tests_without_a_verdict_are_counted() -> None:
+    """An output that could not be judged is neither right nor forgotten."""
+    undecided = record("mine", f"{SHAPE}-seed1", outcome=Outcome.INCONCLUSIVE)
+    assert answer([record(check=OK), undecided])[0].startswith("mine: right in 1 of 1; 1 without a verdict")
+    other = record("other", check=OK)
+    assert "2 right; 1 without a verdict" in answer([record(check=OK), undecided, other])[0]
+
+
 def test_a_gate_without_a_verdict_says_so(snapshot: SnapshotAssertion) -> None:
     """A gate that could not be decided is yellow, and has its reason and its rerun command."""
     lines = answer_lines([NO_BASELINE], RunFacts())

@@ -1,0 +1,62 @@
+"""The line below a table names machine, days and commits, and counts times of another kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_fa.records.origin import origin_of, origin_of_file
+from pytest_fa.records.record import Record, Source
+from tests.factories import record, speed
+
+H200 = msgspec.structs.replace(record().environment, gpu="NVIDIA H200")
+
+
+def timed(day: int = 1, commit: str | None = "a", *, dirty: bool = False, judge: bool = True, **changes: Any) -> Record:
+    """A time of one day and commit."""
+    with_judge = speed(9.0)
+    time = with_judge if judge else msgspec.structs.replace(with_judge, outside=None)
+    source = Source(commit and commit * 40, dirty, "git")
+    at = f"2026-11-{day:02}T00:00:00+00:00"
+    fields = {"environment": H200, "speed": time, "source": source, "measured_at": at, **changes}
+    return record(kind="speed", **fields)
+
+
+ONE = "measured on an NVIDIA H200, 2026-11-01, commit aaaaaaaa"
+
+
+@pytest.mark.parametrize(
+    ("records", "line"),
+    [
+        ([], ""),
+        ([timed()], ONE),
+        (
+            [timed(3, "b"), timed()],
+            "measured on an NVIDIA H200, 2026-11-01 to 2026-11-03, commits aaaaaaaa to bbbbbbbb",
+        ),
+        (
+            [timed(), timed(2, "b"), timed(3, "c")],
+            "measured on an NVIDIA H200, 2026-11-01 to 2026-11-03, commits aaaaaaaa to cccccccc (3 commits)",
+        ),
+        ([timed(dirty=True), timed()], f"{ONE}; 1 of 2 times from a tree with uncommitted changes"),
+        ([timed(judge=False)] * 2, f"{ONE}; all 2 times by the earlier method, without the judge's clock"),
+        ([timed(commit=None)], "measured on an NVIDIA H200, 2026-11-01; the only time without a commit"),
+        ([timed(), timed(environment=record().environment)], ONE.replace("H200", "H200 and the CPU a CPU")),
+        ([timed(speed=None, dirty=True)], f"{ONE}; the only result from a tree with uncommitted changes"),
+        ([timed(), timed(9, "z", speed=None)], ONE),
+    ],
+)
+def test_lines(records: list[Record], line: str) -> None:
+    """With times, only these count; the commits are in the order of measurement."""
+    assert origin_of(records) == line
+
+
+def test_lines_of_files() -> None:
+    """A file that is no record has the same line, and says what it lacks."""
+    source = Source("a" * 40, dirty=True, origin="git")
+    assert origin_of_file(H200, source, "2026-11-01T00:00:00") == f"{ONE}, from a tree with uncommitted changes"
+    assert origin_of_file(H200, None, "") == (
+        "measured on an NVIDIA H200, the file does not say when, without a commit"
+    )
