@@ -250,7 +250,7 @@ COLUMNS: dict[str, tuple[Heads, Cells]] = {
     "measured_by": (_titled("measured by"), _name),
     "changed_lines": (_titled("changed lines"), _changed_lines),
     "checks": (_titled("checks passed"), _checks),
-    "expected": (_titled("expected, before it was measured"), _expected),
+    "expected": (_titled("expected, by the manifest"), _expected),
     "device_us": (_time_heads, _device_us),
     "call_us": (_titled("call_us"), _call_us),
     "tflops": (_titled("TFLOP/s"), _tflops),

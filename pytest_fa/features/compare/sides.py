@@ -43,20 +43,19 @@ class Side(msgspec.Struct, frozen=True):
     hidden: tuple[HiddenTime, ...] = ()
 
 
-def read_side(word: str, folder: Path, *, is_mailed: bool = False) -> Side:
-    """Return the records that `word` names: a path, or a git revision of the repository in `folder`.
+def read_side(word: str, folder: Path) -> Side:
+    """Return the results that `word` names: a path, or a git revision of the repository in `folder`.
 
-    If the side `is_mailed`, its name and its complaints have no folder outside of `folder`.  Raises `UsageProblem` if
-    there is no such thing, or if it has no records.
+    Raises `UsageProblem` if there is no such thing, or if it has no records.
     """
-    read = _read(word, folder, is_mailed=is_mailed)
+    read = _read(word, folder, is_mailed=False)
     return _standing(read.name, read.records, read.complaints)
 
 
 def read_sides(words: Sequence[str], folder: Path) -> Side:
-    """Return the records that all words name together, as one side that is mailed.
+    """Return the results that stand of all words together, as one side that is mailed.
 
-    Raises `UsageProblem` as `read_side` does.
+    Its name and its complaints have no folder outside of `folder`.  Raises `UsageProblem` as `read_side` does.
     """
     parts = [_read(word, folder, is_mailed=True) for word in words]
     records = [record for part in parts for record in part.records]

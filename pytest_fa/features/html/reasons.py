@@ -90,7 +90,7 @@ def _profile_part(record: Record, report: NsightReport) -> ProfilePart:
     sentences = [f"{name}: {bottleneck.sentence}" for name, bottleneck in kernels if bottleneck]
     sentences.append(headline_of(report.longest))
     if report.expect:
-        sentences.append(f"expected before it was measured: {' '.join(report.expect.split())}")
+        sentences.append(f"the manifest expects: {' '.join(report.expect.split())}")
     return ProfilePart(title, tuple(filter(None, sentences)), report.baseline or "", _counters(report), _stalls(report))
 
 
