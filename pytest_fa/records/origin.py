@@ -10,19 +10,19 @@ from pytest_fa.records.standing import day_of
 COMMIT_DIGITS = 8
 
 
-def origin_of(records: Iterable[Record]) -> str:
-    """The machines, days and commits of these results, as sentences; of their times, if some of them have one.
+def origin_of(records: Iterable[Record], *, of_times: bool = True) -> str:
+    """The machines, days and commits of these results, as sentences; of their times, if some have one and `of_times`.
 
     Times of a tree with uncommitted changes, times without a commit, and times that the judge's clock did not measure
     are counted.  Empty without a result.
     """
     all_records = list(records)
-    timed = [record for record in all_records if record.speed]
+    timed = [record for record in all_records if record.speed and of_times]
     shown = sorted(timed or all_records, key=lambda record: record.measured_at)
     if not shown:
         return ""
     noun = "time" if timed else "result"
-    without_judge = sum(has_no_second_clock(record) for record in shown)
+    without_judge = sum(has_no_second_clock(record) for record in timed)
     counts = (
         (sum(bool(record.source.dirty) for record in shown), "from a tree with uncommitted changes"),
         (sum(record.source.commit is None for record in shown), "without a commit"),

@@ -71,6 +71,7 @@ NO_SUCH = "no record of its card, day, commit and variant has it"
         (f"mine takes 3.66 ms ({WHERE})", f"1: 3.66 ms: {NO_SUCH}"),
         (f"mine takes 0.41x of cuDNN ({WHERE})", f"1: 0.41 x: {NO_SUCH}"),
         (f"mine takes 0.40x of another ({WHERE})", f"1: 0.40 x: {NO_SUCH}"),
+        (f"mine takes 0.18x of cuDNN's call ({WHERE})", f"1: 0.18 x: {NO_SUCH}"),  # 3.66 by another clock than 20 us
         (f"it takes 3.66 us ({WHERE})", f"1: 3.66 us: {NO_SUCH}"),
         (f"mine takes 3.66 us ({WHERE.replace('0a1b2c3d', '1a1b2c3d')})", f"1: 3.66 us: {NO_SUCH}"),
         (f"mine takes 3.66 us ({WHERE.replace('-22', '-23')})", f"1: 3.66 us: {NO_SUCH}"),

@@ -104,6 +104,13 @@ def test_a_failure_stands_in_place_of_the_time(write_variant: WriteVariant, tmp_
         "Measured on the CPU a CPU, 2026-01-01; the only time without a commit; "
         "the only check from before 2026-11-27, when failures were not saved."
     )
+    property_failed = record("one", id="one-many_heads", kind="property", outcome=Outcome.HUNG, measured_at=later)
+    save_records([property_failed], tmp_path / "other")
+    save_times(tmp_path / "other", {"one": 9.0})
+    other = variants_block.block(
+        f"profiles=other/cpu cases={SHAPE} variants=one columns=variant,checks,device_us", tmp_path
+    )
+    assert rows_of(other)[1] == ["`one`", "0/1", "hung (2026-03-04)"]
     save_records([record("one", check=OK, measured_at="2026-12-05T00:00:00+00:00")], tmp_path)
     assert rows_of(variants_block.block(f"profiles=cpu {words}", tmp_path))[1] == ["`one`", "1/1", "9.00", "0.750"]
 

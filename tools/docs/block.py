@@ -114,13 +114,14 @@ def table(rows: list[list[str]], align: str = "---:") -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (rows[0], rule, *rows[1:]))
 
 
-def with_origin(markdown: str, records: Iterable[Record], *, has_checks: bool = False) -> str:
+def with_origin(markdown: str, records: Iterable[Record], *, has_checks: bool = False, has_times: bool = True) -> str:
     """A table with a line below it: where and when its figures were measured, and from which commits.
 
-    With a column of checks, the line says how many results are older than the rule that failures are saved, too.
+    With a column of checks, the line says how many results are older than the rule that failures are saved, too.  A
+    table without times (`has_times`) is about all results.
     """
     all_records = list(records)
-    line = origin_of(all_records)
+    line = origin_of(all_records, of_times=has_times)
     judged = [each for each in all_records if each.kind in JUDGED_KINDS and (each.check or _is_failure(each))]
     old = sum(day_of(record) < FAILURES_SAVED_SINCE for record in judged)
     if has_checks and old:

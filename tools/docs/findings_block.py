@@ -59,7 +59,9 @@ def _margins(spec: Spec, root: Path) -> str:
             cells = [f"{margins[name].used:.2f}" if name in margins else NOTHING for name in names]
             shape = max(margins.values(), key=lambda margin: margin.used).shape_id if margins else NOTHING
             rows.append([f"`{variant}`", dtype, str(len(of_dtype)), *cells, f"`{shape}`"])
-    return with_origin(table([["variant", "dtype", "checks", *names, "worst at"], *rows]), shown, has_checks=True)
+    return with_origin(
+        table([["variant", "dtype", "checks", *names, "worst at"], *rows]), shown, has_checks=True, has_times=False
+    )
 
 
 CLOCK_HEADS = ("profiler, us", "device_us", "clock offset, us", "Nsight Compute, us")

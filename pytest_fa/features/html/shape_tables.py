@@ -169,7 +169,7 @@ def check_table(records: list[Record]) -> PageTable | None:
     headers = ("variant", "state", "passed", "shapes", "closest bound", "used", "at shape")
     cells = tuple(PageCell(header, is_text=header not in ("passed", "shapes", "used")) for header in headers)
     finding = "over all shapes, also those that were not timed; 1.00 of a bound is its limit"
-    origin = origin_of(record for group in judged.values() for record in group)
+    origin = origin_of((record for group in judged.values() for record in group), of_times=False)
     return PageTable("All checks", finding, cells, tuple(rows), origin=origin) if rows else None
 
 

@@ -53,6 +53,13 @@ def test_lines(records: list[Record], line: str) -> None:
     assert origin_of(records) == line
 
 
+def test_lines_of_checks() -> None:
+    """Where a table has no times, all results count, and no clock is named."""
+    checks = [timed(judge=False), timed(2, dirty=True, speed=None)]
+    expected = f"{ONE.replace('-01,', '-01 to 2026-11-02,')}; 1 of 2 results from a tree with uncommitted changes"
+    assert origin_of(checks, of_times=False) == expected
+
+
 def test_lines_of_files() -> None:
     """A file that is no record has the same line, and says what it lacks."""
     source = Source("a" * 40, dirty=True, origin="git")
