@@ -72,10 +72,10 @@ def conclusion(cross_checks: tuple[CrossCheck, ...]) -> str:
     if not right and not wrong:
         return "no SDPA backend takes this case, so there is no cross-check"
     if not wrong:
-        return f"only the candidate is wrong; right under the same policy: {', '.join(right)}"
+        return f"only the candidate is wrong; passed under the same policy: {', '.join(right)}"
     if not right:
         return f"the candidate is wrong, and under the same policy also: {', '.join(wrong)}"
-    return f"the candidate is wrong, and under the same policy also: {', '.join(wrong)}; but right: {', '.join(right)}"
+    return f"the candidate is wrong, and under the same policy also: {', '.join(wrong)}; but passed: {', '.join(right)}"
 
 
 def _error_map(out: torch.Tensor, truth: Truth, limit: float | torch.Tensor) -> Iterator[str]:

@@ -29,7 +29,7 @@ class Defect(StrEnum):
 class State(StrEnum):
     """What all records of a variant say together, in the order in which the answer counts the variants."""
 
-    RIGHT = "right"
+    RIGHT = "correct"
     CHEAT = "cheat"
     WRONG = "wrong"
     FAILED = "failed"

@@ -1,6 +1,6 @@
 """The last lines of a run: the answer, and what to type next.
 
-ws_p2: right in 16 of 16; 1.405 x the time of sdpa_cudnn at b1h8s512d64-fp16
+ws_p2: 16/16 checks passed; 1.405 x the time of sdpa_cudnn at b1h8s512d64-fp16
 why: pytest --fa-variant=ws_p2 ...
 
 After a failure, the cause of the first one stands between them.
@@ -117,7 +117,7 @@ def _about_one(group: list[Record], records: list[Record], times: Times, why_not
     ]
     parts = _failure_parts(group)
     if judged and not any(_is_failure(record) for record in judged):
-        parts.append(f"right in {len(judged)} of {len(judged)}")
+        parts.append(f"{len(judged)}/{len(judged)} checks passed")
     elif built and not is_failed:
         parts.append(f"built for {', '.join(built)}")
     parts += _undecided_part(group)
@@ -154,7 +154,7 @@ def _words(record: Record) -> str:
 
 
 def _about_many(by_variant: dict[str, list[Record]], records: list[Record], times: Times, why_not_run: str) -> str:
-    """How many variants are in which state, and the fastest right one."""
+    """How many variants are in which state, and the fastest correct one."""
     states = Counter(state_of(group) for group in by_variant.values())
     counts = [f"{states[state]} {state}" for state in State if states[state]]
     parts = [f"{len(by_variant)} variants: {', '.join(counts)}"]
@@ -277,7 +277,7 @@ def _about_fastest(fastest: str, records: list[Record], times: Times) -> str:
     if ties and len(ties) == len(timed):
         return "the times are too noisy to say which is the fastest"
     noise = f" (too noisy to tell from {len(ties)} other{'s' * (len(ties) != 1)})" if ties else ""
-    return f"fastest right: {fastest}{noise}, {_versus_baseline(fastest, records, times)}"
+    return f"fastest correct: {fastest}{noise}, {_versus_baseline(fastest, records, times)}"
 
 
 def _differs(speed: Speed, other: Speed) -> bool:
@@ -327,7 +327,7 @@ def _next_command(subjects: list[Record], records: list[Record], times: Times, r
 
 
 def _next_with_times(name: str, subjects: list[Record], records: list[Record], times: Times, run: RunFacts) -> str:
-    """The command after a run in which `name` was the fastest right variant."""
+    """The command after a run in which `name` was the fastest correct variant."""
     if any(speed.is_on_cpu for speed in times[name].values()):
         save = f"to compare with a later run: {_command(run, name, '--benchmark-save=before')}"
         return save if run.saves_times else ""

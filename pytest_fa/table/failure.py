@@ -94,7 +94,7 @@ def _cross_check(cross_check: CrossCheck) -> str:
     if cross_check.absent is not None:
         return f"{cross_check.name} did not run: {cross_check.absent}"
     error = "not finite" if cross_check.max_abs_error is None else f"max error {cross_check.max_abs_error:.3e}"
-    return f"{cross_check.name} {'right' if cross_check.passed else 'wrong'}, {error}"
+    return f"{cross_check.name} {'passed' if cross_check.passed else 'wrong'}, {error}"
 
 
 def _bound_line(bound: Bound) -> str:

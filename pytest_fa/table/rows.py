@@ -172,7 +172,7 @@ def property_lines(records: list[Record]) -> list[str]:
 def claim_lines(records: list[Record]) -> list[str]:
     """How many outputs are right at cases that were added for what manifests claim; no line if there are none."""
     outcomes = [record.outcome for record in records if record.is_claim and record.outcome != Outcome.NOT_BUILT]
-    others = "other lengths, dtypes, head_dims, masks, layouts and groupings are right"
+    others = "other lengths, dtypes, head_dims, masks, layouts and groupings are correct"
     return [f"claims: {outcomes.count(Outcome.OK)} of {len(outcomes)} {others}"] if outcomes else []
 
 

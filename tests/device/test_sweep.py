@@ -37,4 +37,4 @@ def test_a_sweep_over_processes_ends_with_a_winner(run: Run) -> None:
 def test_the_variant_itself_is_no_trial(run: Run) -> None:
     """Two of three configurations are timed."""
     (line,) = [line for line in run.outlines if line.startswith("3 feasible configurations; 2 trials (")]
-    assert ("2 right" in line, "1 same code" in line) == (True, True)
+    assert ("2 correct" in line, "1 same code" in line) == (True, True)

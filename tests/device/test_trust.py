@@ -241,7 +241,7 @@ def test_a_call_on_the_other_gpu_is_right(workers: Workers, build_rung: Callable
 
 
 def test_right_variants_are_not_blamed() -> None:
-    """Of 30 right variants, each timed on a case of the suites with another seed, none is blamed."""
+    """Of 30 correct variants, each timed on a case of the suites with another seed, none is blamed."""
     tally = judge_honest(seconds=600.0, most_cases=30)
     print(tally.table())  # noqa: T201
     assert tally.alarms == []

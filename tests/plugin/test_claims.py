@@ -110,7 +110,7 @@ def test_a_right_kernel_and_the_lines_below_the_table(run: Run) -> None:
     counted = len(run.outcomes)
     right = sum(outcome == "passed" for outcome in run.outcomes.values())
     assert (
-        f"claims: {right} of {counted} other lengths, dtypes, head_dims, masks, layouts and groupings are right"
+        f"claims: {right} of {counted} other lengths, dtypes, head_dims, masks, layouts and groupings are correct"
         in run.text
     )
     assert not any(line.split()[:1] == ["right"] for line in run.outlines)

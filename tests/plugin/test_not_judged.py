@@ -28,4 +28,4 @@ def test_the_lines_of_a_run_make_a_varlen_function_right(new_project: NewProject
     assert (
         "a batch of sequences with different lengths is not judged; judge the kernel with equal lengths" in failed.text
     )
-    assert "mine: right in 1 of 1" in repaired.text
+    assert "mine: 1/1 checks passed" in repaired.text

@@ -45,4 +45,4 @@ def test_refused_cases_stay_skipped(run: Run) -> None:
 
 def test_the_answer_says_that_tests_failed(run: Run) -> None:
     """A failure without a record is part of the answer, which proposes nothing."""
-    assert run.outlines[-1].startswith("good: right in 1 of 1; not timed; 1 test failed without a result")
+    assert run.outlines[-1].startswith("good: 1/1 checks passed; not timed; 1 test failed without a result")

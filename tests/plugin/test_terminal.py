@@ -110,7 +110,7 @@ def test_a_wrong_kernel_has_its_rerun_command_last(project: Project) -> None:
 @pytest.mark.nightly
 def test_with_qq_only_the_answer_is_shown(good: Project) -> None:
     """-qq leaves out the next command; --no-summary also the answer."""
-    assert good.suite(ONE_CASE, "-k", "good and speed", "-qq").outlines[-1].startswith("good: right in 1 of 1; ")
+    assert good.suite(ONE_CASE, "-k", "good and speed", "-qq").outlines[-1].startswith("good: 1/1 checks passed; ")
     assert "right in" not in good.suite(ONE_CASE, "-k", "good and speed", "--no-summary").text
 
 
@@ -152,7 +152,7 @@ def test_twenty_variants_on_four_shapes_fit_100_lines(new_project: NewProject) -
     run = project.suite("--fa-variant=v*", f"--fa-case={cases}", "-k", "test_correct or test_speed")
     assert run.ret == pytest.ExitCode.OK
     assert len(run.outlines) <= 100
-    assert run.outlines[-2].startswith("20 variants: 20 right; ")
+    assert run.outlines[-2].startswith("20 variants: 20 correct; ")
 
 
 # -- the status line --------------------------------------------------------------------------------------------------

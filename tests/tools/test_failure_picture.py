@@ -12,7 +12,7 @@ from tools.docs.failure_picture import CAUSE, SESSION, UnexpectedOutput, draw_se
 PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "failure.svg"
 OUTPUTS = [
     "kernels/mine: entry.py, variant.yaml\nnext: nothing of this\n",
-    "\x1b[32mmine: right in 2 of 2\x1b[0m\n",
+    "\x1b[32mmine: 2/2 checks passed\x1b[0m\n",
     "",
     (
         "a heading\n"

@@ -51,7 +51,7 @@ class OpeningBar(NamedTuple):
 class Hierarchy(NamedTuple):
     """The steps at one shape; `marks` are the places of the baseline and the limit, in pixels.
 
-    `opening` has the fastest right candidates and the fastest baselines, the fastest first.
+    `opening` has the fastest correct candidates and the fastest baselines, the fastest first.
     """
 
     shape_id: str
@@ -169,7 +169,7 @@ def _finding(steps: list[Record], right: set[str], references: References) -> st
     """The fastest right candidate with a confirmed time, beside the first rung, the baseline and the limit."""
     fastest = next((each for each in steps if each.role == "candidate" and each.variant in right), None)
     if fastest is None:
-        return "no candidate is right and has a confirmed time"
+        return "no candidate is correct and has a confirmed time"
     first, baseline, limit = references
     parts = [f"{fastest.variant} takes {_device_us(fastest):.2f} us"]
     for other in (first, baseline):

@@ -40,7 +40,7 @@ def end_sweep(
     """
     timed = [trial for trial in trials if trial.is_right]
     if not timed:
-        return SweepEnd(f"{NONE}: no configuration is right and could be timed", 0)
+        return SweepEnd(f"{NONE}: no configuration is correct and could be timed", 0)
     by_number, has_dismissed = {trial.number: trial for trial in timed}, False
     order = random.Random(seed)  # noqa: S311  # no secret
     end = _timed_again(SweepEnd(NONE, len(timed), finalists=_first_finalists(timed)), bench, order, say)

@@ -137,9 +137,9 @@ def takeover_lines(end: SweepEnd | None, facts: Mapping[str, Any]) -> list[str]:
     lines = [f"for variant.yaml: defines: {{{defines}}}"]
     slower = [shape for shape, ratio in end.unsearched.items() if ratio > 3 * (end.noise_sd or 0.0)]
     if slower:
-        lines.append(f"it was right at {end.checked} checks that were not searched, but slower at {', '.join(slower)}")
+        lines.append(f"it passed {end.checked} checks that were not searched, but was slower at {', '.join(slower)}")
     else:
-        lines.append(f"it was right at {end.checked} checks that were not searched")
+        lines.append(f"it passed {end.checked} checks that were not searched")
     return lines
 
 

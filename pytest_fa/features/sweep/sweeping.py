@@ -54,7 +54,7 @@ def check_sweep(config: pytest.Config) -> None:
 
 
 def skip_reason(trial: SweepTrial | None, closed: str = "") -> str:
-    """Why the test of a trial is skipped; empty if its configuration is right and was timed.
+    """Why the test of a trial is skipped; empty if its configuration is correct and was timed.
 
     `closed` says why the study takes no trial, if it is closed.
     """

@@ -75,7 +75,7 @@ class VariantRun:
             judged.append(record)
             is_right = record.outcome == Outcome.OK
             if len(judged) == 1 and len(tasks) > 1:
-                verdict = "right" if is_right else record.outcome
+                verdict = "correct" if is_right else record.outcome
                 self._screen.detail(f"{name}: first case {verdict}, {self._screen.after_save}", good=is_right)
             if record.outcome == Outcome.HUNG:
                 self._screen.detail(f"{name}: the rest is not run, because each call might hang", good=False)
@@ -88,7 +88,7 @@ class VariantRun:
         if not judged:
             return
         right = sum(record.outcome == Outcome.OK for record in judged)
-        text = f"{self._variant.name}: {right} of {len(judged)} checks right, {self._screen.after_save}"
+        text = f"{self._variant.name}: {right} of {len(judged)} checks passed, {self._screen.after_save}"
         self._screen.detail(text, good=right == len(judged))
         for records in _by_shape(judged):
             if any(record.outcome != Outcome.OK for record in records):

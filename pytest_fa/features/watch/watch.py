@@ -77,9 +77,9 @@ class Watch:
     def verdict(self, names: set[str]) -> str:
         """The verdict of these variants: right, or which of them are not, or were not run."""
         wrong, not_run = sorted(names & self._failed - self._not_run), sorted(names & self._not_run)
-        parts = [f"not right: {', '.join(wrong)}"] if wrong else []
+        parts = [f"not correct: {', '.join(wrong)}"] if wrong else []
         parts += [f"not run: {', '.join(not_run)}"] if not_run else []
-        return "; ".join(parts) or ("built" if names <= self._built_only else "right")
+        return "; ".join(parts) or ("built" if names <= self._built_only else "correct")
 
     def start(self, records: list[Record], judged: Collection[TaskKey], early: Hashes) -> None:
         """Take over what the first run has found.

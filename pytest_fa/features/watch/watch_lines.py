@@ -15,7 +15,7 @@ HUNDRED, THOUSAND = 100.0, 1000.0
 
 def time_line(record: Record, before: Record | None, baseline: Record | None, process_sd: ProcessSd) -> str:
     """The time of a right variant at one shape, the change, and the ratio to the fastest baseline of the first run."""
-    parts = [f"{_change(record, before, process_sd)}, right"]
+    parts = [f"{_change(record, before, process_sd)}, correct"]
     if record.speed and baseline and baseline.speed and is_clear_ratio(record.speed, baseline.speed):
         ratio = record.speed.device.median_us / baseline.speed.device.median_us
         parts.append(f"{ratio:.3g} x {baseline.variant}")
@@ -24,7 +24,9 @@ def time_line(record: Record, before: Record | None, baseline: Record | None, pr
 
 def untimed_line(record: Record) -> str:
     """A shape whose timing gave no time, or a wrong output."""
-    return f"{_title(record)}: {'right, not timed' if record.outcome == Outcome.OK else f'{record.outcome}, not timed'}"
+    return (
+        f"{_title(record)}: {'correct, not timed' if record.outcome == Outcome.OK else f'{record.outcome}, not timed'}"
+    )
 
 
 def wrong_shape_line(records: list[Record]) -> str:

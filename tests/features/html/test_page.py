@@ -130,7 +130,7 @@ def test_the_sections_have_their_order() -> None:
     page = page_of([each for each in small_run() if each.environment.gpu])
     sections = ["times", "hierarchy", "why", "failures", "samples", "environment", "commands"]
     assert page.ids == [f"{name}1" for name in sections]
-    assert page.text.index("fastest right: fast") < page.text.index("Times and checks")
+    assert page.text.index("fastest correct: fast") < page.text.index("Times and checks")
 
 
 def test_many_gates_are_folded() -> None:
@@ -218,7 +218,7 @@ def test_builds_alone_are_a_page() -> None:
 
 
 def test_the_page_opens_with_a_picture() -> None:
-    """Below the verdict, bars from 0 on compare the fastest right variants with the fastest baselines."""
+    """Below the verdict, bars from 0 on compare the fastest correct variants with the fastest baselines."""
     kinds = [("candidate", each) for each in (3.0, 4.0, 5.0, 6.0, 7.0, 8.0)] + [("baseline", 4.5), ("baseline", 10.0)]
     records = [on_h200(f"{role}_{us:g}", us, role) for role, us in [*kinds, ("baseline", 20.0), ("overhead", 1.0)]]
     result = hierarchy.hierarchy_of([*records, on_h200("wrong", 2.0, outcome=Outcome.WRONG)], None)
@@ -233,7 +233,7 @@ def test_the_page_opens_with_a_picture() -> None:
         ("baseline_10", 200),
     ]
     text = page_of(small_run()).text
-    assert text.index("the fastest right variants and baselines") < text.index("Times and checks")
+    assert text.index("the fastest correct variants and baselines") < text.index("Times and checks")
 
 
 def test_the_hierarchy_takes_the_shape_with_most_candidates() -> None:

@@ -103,7 +103,7 @@ def test_without_a_better_configuration_the_status_is_10(new_project: NewProject
     project.python_variant("tuned", SOURCE, manifest)
     run = project.suite(*SWEEP, "--fa-trials=10")
     assert (10, "failed") == (run.ret, run.outcomes["test_sweep_end[tuned]"]), run.text
-    assert "no configuration is better than the parent: no configuration is right and could be timed" in run.outlines
+    assert "no configuration is better than the parent: no configuration is correct and could be timed" in run.outlines
     assert run.outlines[-1].startswith("rerun: pytest ")
     assert run.outlines[-1].endswith("-2.journal")  # another search: the same one has ended
     assert not any("for variant.yaml" in line for line in run.outlines)

@@ -15,7 +15,7 @@ from tests.tiers import nightly_after
 
 QUICK = ("-p", "no:cacheprovider", ONE_CASE, "--fa-soak=1")
 CHANGE = r"(, [+-][\d.]+ %( \(within noise\))?| \(too noisy for a ratio\))"
-TIME = rf"good {SHAPE}: [\d.]+ -> [\d.]+ us{CHANGE}, right"
+TIME = rf"good {SHAPE}: [\d.]+ -> [\d.]+ us{CHANGE}, correct"
 # The variant says that it was reached, and then takes longer than any test waits.
 WAIT = """\
     import pathlib, time

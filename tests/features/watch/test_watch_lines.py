@@ -26,15 +26,15 @@ def timed(device_us: float, variant: str = "mine", sm_mhz: int = 1980) -> Record
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        (None, timed(11.4), "11.40 us, right"),
-        (timed(12.9), timed(11.4), "12.90 -> 11.40 us, -11.6 %, right"),
-        (timed(11.4), timed(12.9), "11.40 -> 12.90 us, +13.2 %, right"),
-        (timed(11.40), timed(11.41), "11.40 -> 11.41 us, +0.1 % (within noise), right"),
-        (timed(939.0), timed(2870.0), "939.0 -> 2870 us, +205.6 %, right"),
+        (None, timed(11.4), "11.40 us, correct"),
+        (timed(12.9), timed(11.4), "12.90 -> 11.40 us, -11.6 %, correct"),
+        (timed(11.4), timed(12.9), "11.40 -> 12.90 us, +13.2 %, correct"),
+        (timed(11.40), timed(11.41), "11.40 -> 11.41 us, +0.1 % (within noise), correct"),
+        (timed(939.0), timed(2870.0), "939.0 -> 2870 us, +205.6 %, correct"),
         (
             timed(12.9, sm_mhz=1500),
             timed(11.4),
-            "12.90 -> 11.40 us (not comparable: SM clocks: 1500 and 1980 MHz), right",
+            "12.90 -> 11.40 us (not comparable: SM clocks: 1500 and 1980 MHz), correct",
         ),
     ],
 )
@@ -52,7 +52,7 @@ def test_the_ratio_to_the_baseline(snapshot: SnapshotAssertion) -> None:
 def test_shapes_without_a_time(snapshot: SnapshotAssertion) -> None:
     """A shape that was not timed says why; one with failed checks says how many."""
     wrong = record(outcome=Outcome.WRONG)
-    assert untimed_line(record(kind="speed")) == f"mine {SHAPE}: right, not timed"
+    assert untimed_line(record(kind="speed")) == f"mine {SHAPE}: correct, not timed"
     assert untimed_line(record(kind="speed", outcome=Outcome.WRONG)) == f"mine {SHAPE}: wrong, not timed"
     assert snapshot == wrong_shape_line([record(), wrong, record(outcome=Outcome.HUNG)])
 

@@ -210,9 +210,9 @@ ABSENT = CrossCheck("sdpa_flash", None, None, "refuses")
     [
         ((), "no SDPA backend takes this case, so there is no cross-check"),
         ((ABSENT,), "no SDPA backend takes this case, so there is no cross-check"),
-        ((RIGHT, ABSENT), "only the candidate is wrong; right under the same policy: sdpa_math"),
+        ((RIGHT, ABSENT), "only the candidate is wrong; passed under the same policy: sdpa_math"),
         ((WRONG,), "the candidate is wrong, and under the same policy also: sdpa_math"),
-        ((RIGHT, WRONG), "the candidate is wrong, and under the same policy also: sdpa_math; but right: sdpa_math"),
+        ((RIGHT, WRONG), "the candidate is wrong, and under the same policy also: sdpa_math; but passed: sdpa_math"),
     ],
 )
 def test_the_conclusion_compares_with_the_backends(cross_checks: tuple[CrossCheck, ...], sentence: str) -> None:

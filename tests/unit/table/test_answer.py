@@ -108,7 +108,7 @@ def test_a_time_in_e4m3_is_compared_as_in_the_table(snapshot: SnapshotAssertion)
 def test_a_time_that_is_not_confirmed_has_no_ratio() -> None:
     """A time that another clock contradicts does not count."""
     unconfirmed = msgspec.structs.replace(speed(1.0), agreement=Agreement(valid=False, reason="throttled"))
-    assert answer([timed("mine", 1.0, speed=unconfirmed), sdpa(10.0)])[0] == "mine: right in 1 of 1; not timed"
+    assert answer([timed("mine", 1.0, speed=unconfirmed), sdpa(10.0)])[0] == "mine: 1/1 checks passed; not timed"
 
 
 def test_a_time_on_the_cpu_is_saved_next(snapshot: SnapshotAssertion) -> None:
@@ -133,7 +133,7 @@ def test_a_failed_baseline_is_named(snapshot: SnapshotAssertion) -> None:
 
 
 def test_many_variants_have_one_line(snapshot: SnapshotAssertion) -> None:
-    """Twenty variants have one line: how many are right and wrong, and the fastest right one."""
+    """Twenty variants have one line: how many are right and wrong, and the fastest correct one."""
     right = [timed(f"v{index:02}", 10.0 + index) for index in range(18)]
     wrong = [
         record(f"w{index}", outcome=Outcome.WRONG, check=WRONG, rerun_command=f"pytest {index}") for index in range(2)
@@ -151,28 +151,28 @@ def test_noise_names_no_fastest(snapshot: SnapshotAssertion) -> None:
 def test_variants_at_other_shapes_are_no_ties() -> None:
     """A variant that shares no shape with the fastest one is not called too noisy to tell from it."""
     records = [timed("a", 10.0), timed("a", 10.0, SMALL_SHAPE), timed("b", 40.0), timed("probe", 1.0, "b1h1s4d4-fp16")]
-    assert "; fastest right: a, " in answer([*records, sdpa(20.0)])[0]
+    assert "; fastest correct: a, " in answer([*records, sdpa(20.0)])[0]
 
 
 def test_variants_are_compared_where_most_were_timed() -> None:
     """A variant that was timed at more shapes than the others is not the fastest for that, nor is its ratio there."""
     records = [timed("long", 30.0), timed("long", 10.0, SMALL_SHAPE), timed("a", 10.0), timed("b", 20.0), sdpa(20.0)]
-    assert f"; fastest right: a, 0.500 x the time of sdpa_cudnn at {SHAPE}" in answer(records)[0]
+    assert f"; fastest correct: a, 0.500 x the time of sdpa_cudnn at {SHAPE}" in answer(records)[0]
     apart = [timed("a", 10.0), timed("b", 20.0, SMALL_SHAPE), sdpa(20.0)]
-    assert f"; fastest right: a, 0.500 x the time of sdpa_cudnn at {SHAPE}" in answer(apart)[0]
+    assert f"; fastest correct: a, 0.500 x the time of sdpa_cudnn at {SHAPE}" in answer(apart)[0]
 
 
 def test_noise_between_some() -> None:
     """The number of variants that the noise does not separate from the fastest is part of the answer."""
     speeds = {"a": on_cpu(10.0, 0.1), "b": on_cpu(10.5, 0.1), "c": on_cpu(40.0, 0.1)}
     records = [timed(name, 1.0, speed=each) for name, each in speeds.items()]
-    assert "fastest right: a (too noisy to tell from 1 other), " in answer(records)[0]
+    assert "fastest correct: a (too noisy to tell from 1 other), " in answer(records)[0]
 
 
 def test_an_ablation_is_not_the_fastest() -> None:
     """A kernel that omits a phase does not win."""
     records = [timed("whole", 10.0), timed("without_pv", 5.0, role="ablation")]
-    assert "fastest right: whole, " in answer(records)[0]
+    assert "fastest correct: whole, " in answer(records)[0]
 
 
 def test_no_records_have_no_answer() -> None:
@@ -198,15 +198,15 @@ def test_a_gate_that_failed_in_its_pilot_is_no_judgement() -> None:
     """Only judgements are counted; the failure of a gate's pilot is named beside them."""
     wrong = record(outcome=Outcome.WRONG, check=WRONG)
     assert answer([wrong, PILOT_FAILED])[0] == "mine: wrong in 1 of 1; gate: wrong"
-    assert answer([record(check=OK), PILOT_FAILED])[0] == "mine: gate: wrong; right in 1 of 1"
+    assert answer([record(check=OK), PILOT_FAILED])[0] == "mine: gate: wrong; 1/1 checks passed"
 
 
 def test_tests_without_a_verdict_are_counted() -> None:
     """An output that could not be judged is neither right nor forgotten."""
     undecided = record("mine", f"{SHAPE}-seed1", outcome=Outcome.INCONCLUSIVE)
-    assert answer([record(check=OK), undecided])[0].startswith("mine: right in 1 of 1; 1 without a verdict")
+    assert answer([record(check=OK), undecided])[0].startswith("mine: 1/1 checks passed; 1 without a verdict")
     other = record("other", check=OK)
-    assert "2 right; 1 without a verdict" in answer([record(check=OK), undecided, other])[0]
+    assert "2 correct; 1 without a verdict" in answer([record(check=OK), undecided, other])[0]
 
 
 def test_a_gate_without_a_verdict_says_so(snapshot: SnapshotAssertion) -> None:
@@ -245,7 +245,7 @@ def test_the_states_of_many_variants(snapshot: SnapshotAssertion) -> None:
         record("f", kind="gate", outcome=Outcome.GATE_FAILED, added={"gate": GATE}),
         record("g", kind="gate", outcome=Outcome.INCONCLUSIVE),
     ]
-    counts = "1 right, 1 cheat, 1 wrong, 1 failed, 1 not built, 1 only built, 2 not judged"
+    counts = "1 correct, 1 cheat, 1 wrong, 1 failed, 1 not built, 1 only built, 2 not judged"
     assert snapshot == answer(records)[0]
     assert all(f"1 {state}" in counts or f"2 {state}" in counts for state in State)
 
