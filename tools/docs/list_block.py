@@ -8,26 +8,30 @@ from pathlib import Path
 from pytest_fa.attention import not_judged, parts
 from pytest_fa.attention.dtypes import DTYPES
 from pytest_fa.attention.part import Part, shown
-from pytest_fa.features.selftest.exploit_lines import exploit_rows, twin_rows
+from pytest_fa.features.selftest.exploit_lines import exploit_items, twin_items
 from pytest_fa.options.flags import all_options
 from tools.docs.block import NOTHING, one_of, table
 
 
 def block(words: str, _root: Path) -> str:
-    """The table of a list.  Raises `TableProblem` if there is no such list."""
-    return table(one_of(words, LISTS, "the list of fa-list")(), "---")
+    """The text of a list or of a table.  Raises `TableProblem` if there is no such list."""
+    return one_of(words, LISTS, "the list of fa-list")()
 
 
-def _options() -> list[list[str]]:
-    """One row for each option: its form on the command line, and its help text."""
-    rows = [["option", "meaning"]]
+def _list(items: list[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
+
+
+def _options() -> list[str]:
+    """An item for each option: its form on the command line, and its help text."""
+    items = []
     for option in all_options():
         value = f"={option.metavar}" if option.metavar else ""
-        form = f"{option.flag}{f'[{value}]' if option.bare else value}".replace("|", "\\|")
+        form = f"{option.flag}{f'[{value}]' if option.bare else value}"
         meaning = option.help[0].upper() + option.help[1:]
         default = f" Default: `{option.ini_default}`." if option.ini_default else ""
-        rows.append([f"`{form}`", f"{meaning}.{default}"])
-    return rows
+        items.append(f"`{form}`: {meaning.replace('<', '&lt;')}.{default}")
+    return items
 
 
 def _tokens() -> list[list[str]]:
@@ -66,10 +70,10 @@ def _not_judged_cells(row: not_judged.UnjudgedKind) -> list[str]:
     return [row.subject.rpartition(" ")[0], "by `--fa-truth`" if row.is_one_function else "no", how]
 
 
-LISTS: dict[str, Callable[[], list[list[str]]]] = {
-    "options": _options,
-    "tokens": _tokens,
-    "judged": _judged,
-    "exploits": exploit_rows,
-    "twins": twin_rows,
+LISTS: dict[str, Callable[[], str]] = {
+    "options": lambda: _list(_options()),
+    "tokens": lambda: table(_tokens(), "---"),
+    "judged": lambda: table(_judged(), "---"),
+    "exploits": lambda: _list(exploit_items()),
+    "twins": lambda: _list(twin_items()),
 }
