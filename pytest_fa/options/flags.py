@@ -75,7 +75,7 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
     OptionRow("--fa-dtype", "run every case in these dtypes: fp16, bf16, fp32", "DTYPE[,DTYPE...]", in_selection=True),
     OptionRow(
         "--fa-define",
-        "build the selected variants once more for every value of this macro; may be repeated",
+        "build the selected variants for each value of this macro, in place of the manifest's; may be repeated",
         "NAME=V[,V...]",
         repeats=True,
         configures=True,

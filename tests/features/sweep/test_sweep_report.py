@@ -134,7 +134,7 @@ def test_only_a_confirmed_winner_is_taken_over(snapshot: SnapshotAssertion) -> N
 def test_a_winner_that_is_slower_elsewhere_says_so() -> None:
     """A winner that is slower where it was not searched, by more than the noise, is not shown without that."""
     slower = msgspec.structs.replace(WON, unsearched={"b1h2s64d64-fp16": math.log(1.1)})
-    assert takeover_lines(slower, FACTS)[1].endswith("but slower at b1h2s64d64-fp16")
+    assert takeover_lines(slower, FACTS)[1].endswith("but was slower at b1h2s64d64-fp16")
 
 
 @pytest.mark.parametrize("end", [None, LOST, WON], ids=["running", "lost", "won"])

@@ -45,7 +45,7 @@ def test_a_save_gets_a_verdict_and_the_change_of_the_time(good: Project) -> None
         text = run.saved(source_of(good), f"{PYTHON_SOURCE}# edited\n")
         assert run.interrupt() == pytest.ExitCode.OK
     assert "fa: saved kernels/good/entry.py\n" in text
-    assert re.search(r"  good: 1 of 1 checks right, [\d.]+ s after the save\n  " + TIME, text)
+    assert re.search(r"  good: 1 of 1 checks passed, [\d.]+ s after the save\n  " + TIME, text)
     assert "fa: ended by Ctrl-C; exit status 0, that of the last verdict\n" in run.text
     (log,) = [path for path in good.logs if path.stem.endswith("-watch")]
     assert [("correct", "ok"), ("speed", "ok")] == [
@@ -83,7 +83,7 @@ def test_a_rename_is_a_save(good: Project) -> None:
         place, scratch = len(run.text), source_of(good, file=".entry.py.swp")
         scratch.write_text(WRONG_SOURCE, encoding="utf-8")
         scratch.replace(source_of(good))
-        assert run.until(VERDICT, after=place).startswith("fa: not right: good")
+        assert run.until(VERDICT, after=place).startswith("fa: not correct: good")
     assert re.findall(r"fa: saved .*", run.text[place:]) == ["fa: saved kernels/good/entry.py"]
 
 
@@ -165,7 +165,7 @@ def test_what_the_first_run_has_not_reached_is_judged(project: Project) -> None:
         text = run.saved(source_of(project, "first"), PYTHON_SOURCE)
         assert run.interrupt() == pytest.ExitCode.TESTS_FAILED
     assert ["first: 1 of 1", "second: 0 of 1"] == re.findall(r"(\w+: \d of \d) checks right", text)
-    assert "\nfa: not right: second, " in text
+    assert "\nfa: not correct: second, " in text
 
 
 @pytest.mark.nightly
@@ -188,7 +188,7 @@ def test_a_failed_test_of_ones_own_stays_failed(good: Project) -> None:
     ).started() as run:
         text = run.saved(source_of(good), f"{PYTHON_SOURCE}# edited\n")
         assert run.interrupt() == pytest.ExitCode.TESTS_FAILED
-    assert "\nfa: right, " in text
+    assert "\nfa: correct, " in text
     assert "fa: failed or not run in the first run, and not repeated: test_own.py::test_own\n" in run.text
 
 

@@ -17,7 +17,7 @@ from typing import Self
 from tests.projects import Project, inner_environment
 
 LIMIT_SECONDS = 180.0  # on a machine on which much else runs
-VERDICT = r"fa: (right|built|not right: [^,]+|not run: [^,]+), [0-9.]+ s after the save\n"
+VERDICT = r"fa: (correct|built|not correct: [^,]+|not run: [^,]+), [0-9.]+ s after the save\n"
 
 
 def save_at_once(path: Path, text: str) -> None:
