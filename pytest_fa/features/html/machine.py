@@ -12,6 +12,7 @@ from pytest_fa.features.html.reasons import AblationPart, ProfilePart, ablation_
 from pytest_fa.features.html.shape_tables import PageCell, PageRow, PageTable, check_table, gate_table, shape_tables
 from pytest_fa.features.html.strips import ClockLine, StripGroup, clock_lines, strip_groups
 from pytest_fa.features.html.surroundings import PropertyRow, commands_of, environment_rows
+from pytest_fa.records.added import added_kinds
 from pytest_fa.records.ceilings import read_ceilings
 from pytest_fa.records.files import try_to_read
 from pytest_fa.records.origin import origin_of
@@ -26,11 +27,11 @@ MAX_NOTES = 100
 
 
 class PageFacts(NamedTuple):
-    """What the page needs beside the records: their name, the records folder, and the run, if they are of one."""
+    """What the page needs beside the records: their name, the records folder, and the run; None for saved records."""
 
     name: str
     records_folder: Path
-    run: RunFacts = RunFacts()
+    run: RunFacts | None = None
     complaints: tuple[str, ...] = ()
     hidden: tuple[HiddenTime, ...] = ()  # times that do not count
 
@@ -97,9 +98,13 @@ def selftest_table(records: list[Record]) -> PageTable | None:
     return PageTable("Self-test", finding, headers, tuple(rows), is_open=True) if rows else None
 
 
-def _answer(records: list[Record], run: RunFacts) -> tuple[TextLine, ...]:
-    """The answer of the run; of the self-test, how many kernels gave an unexpected result."""
-    lines = answer_lines(records, run)
+def _answer(records: list[Record], run: RunFacts | None) -> tuple[TextLine, ...]:
+    """The answer of the run; of the self-test, how many kernels gave an unexpected result.
+
+    Saved records are no run that failed because one gate of theirs did: what features found stands in its table.
+    """
+    shown = records if run else [each for each in records if each.kind not in added_kinds(spans_cases=True)]
+    lines = answer_lines(shown or records, run or RunFacts())
     if lines:
         return tuple(lines)
     is_red = any(record.outcome != Outcome.OK for record in records)

@@ -93,8 +93,8 @@ class Page(HTMLParser):
 
 
 def page_of(records: list[Record], folder: Path = REPOSITORY / "profiles", **more: Any) -> Page:
-    """The page of these records."""
-    return Page(html_report(records, PageFacts("a run", folder, **more)))
+    """The page of a run with these records."""
+    return Page(html_report(records, PageFacts("a run", folder, **{"run": RunFacts(), **more})))
 
 
 def on_h200(variant: str, device_us: float, role: str = "candidate", shape: str = SHAPE, **changes: Any) -> Record:
@@ -145,6 +145,17 @@ def test_many_gates_are_folded() -> None:
     folded = gate_table([*gates, record("wide", kind="gate", added={"gate": many})])
     assert folded is not None
     assert (few.is_open, folded.is_open) == (True, False)
+
+
+def test_a_failed_gate_of_saved_records_stands_in_its_table() -> None:
+    """A run with a failed gate has failed; saved records say what was judged, and the gate in its table."""
+    failed = msgspec.structs.replace(GATE, verdict="FAIL", reason="it is above")
+    gate = record("fast", kind="gate", outcome=Outcome.FAILED, added={"gate": failed}, environment=ON_H200)
+    records = [on_h200("fast", 3.5), on_h200("slow", 7.0), gate]
+    of_run, saved = page_of(records), page_of(records, run=None)
+    assert [page.text.count("1 FAIL (fast)") for page in (of_run, saved)] == [1, 0]
+    assert ["verdict red" in str(page.tags) for page in (of_run, saved)] == [True, False]
+    assert "1 FAIL; both kernels" in saved.text
 
 
 def test_the_page_says_what_the_records_say() -> None:
