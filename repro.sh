@@ -148,7 +148,7 @@ test() {
   types=$(mktemp)
   check_style
   { check_types >"$types" 2>&1 || echo failed >>"$types"; } &
-  run_tests "not alone and not nightly" -n 3 --dist loadfile --no-loadscope-reorder || { wait; cat "$types"; return 1; }
+  run_tests "not alone and not nightly" -n 4 --dist loadfile --no-loadscope-reorder || { wait; cat "$types"; return 1; }
   wait
   cat "$types"
   [ "$(tail -n 1 "$types")" != failed ] || return 1

@@ -51,7 +51,7 @@ def test_a_feature_says_what_it_requires() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", nightly_but(FEATURES, "gate", "html", "ncu", "sanitize", "watch"))
+@pytest.mark.parametrize("name", nightly_but(FEATURES, "gate", "html", "watch"))
 def test_the_rest_works(project: Project, tmp_path: Path, name: str) -> None:
     """Without a feature and its dependants, help, collection and the check of a variant work as before."""
     absent = with_dependants(name)

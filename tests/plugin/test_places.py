@@ -119,16 +119,19 @@ def new(name: str, folder: Path, option: str = "") -> str:
 
 @pytest.mark.parametrize(
     ("files", "content"),
-    [
-        ((), "there is no such folder"),
-        (("kernels/",), "the folder is empty"),
-        (("kernels/notes/a.txt", "kernels/b.cu"), "no folder in it has a variant.yaml (it contains b.cu, notes)"),
-        (
-            ("kernels/variant.yaml",),
-            "variant.yaml is in the folder itself; move it and its sources into a folder below it",
-        ),
-    ],
-    ids=["missing", "empty", "without manifests", "one level too high"],
+    nightly_after(
+        2,
+        [
+            ((), "there is no such folder"),
+            (("kernels/notes/a.txt", "kernels/b.cu"), "no folder in it has a variant.yaml (it contains b.cu, notes)"),
+            (("kernels/",), "the folder is empty"),
+            (
+                ("kernels/variant.yaml",),
+                "variant.yaml is in the folder itself; move it and its sources into a folder below it",
+            ),
+        ],
+    ),
+    ids=["missing", "without manifests", "empty", "one level too high"],
 )
 def test_a_folder_without_variants(project: Project, files: tuple[str, ...], content: str) -> None:
     """The message says what was looked for, where, what is there, and the command that writes a variant."""
@@ -224,6 +227,7 @@ def test_a_path_of_kernels_means_them(stranger: Project, word: str) -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_a_path_of_kernels_elsewhere(tmp_path: Path) -> None:
     """The run and its rerun command name the kernels folder, and the suite where `testpaths` names other tests."""
     project = Project(tmp_path / "repository", tmp_path)

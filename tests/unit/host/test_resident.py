@@ -160,6 +160,7 @@ def test_what_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert resident.identity(environment) != before
 
 
+@pytest.mark.nightly
 def test_an_outdated_one_is_replaced(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a run with another environment, a server with that environment serves the next run."""
     monkeypatch.delenv(resident.PLACE)

@@ -220,7 +220,6 @@ def test_the_right_kernel_passes(variant_of: MakeVariant, supports: str) -> None
         "hides_nan",
         "keys_are_queries",
         "mask_switches",
-        "many_keys_of_a_mask",
         "group_by_shift",
     ),
 )
