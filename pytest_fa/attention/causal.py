@@ -1,4 +1,4 @@
-"""The causal mask: a query sees no key behind its own position, from the top-left or the bottom-right corner."""
+"""The causal mask: a query sees no key after its own position, from the top-left or the bottom-right corner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CausalMask(Part):
     """The mask, aligned to the top-left corner of the scores, as in SDPA, or to the bottom-right corner."""
 
     name = "causal"
-    summary = "a query sees no key behind its own position"
+    summary = "a query sees no key after its own position"
     tokens = (TOKEN,)
     rows = (
         ("`-causal`", "causal mask aligned to the top left, as in SDPA"),

@@ -61,7 +61,10 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
     ),
     OptionRow(
         "--fa-case",
-        CaseHelp("run only these cases: exact ids, of a suite or not, or globs over the suite; no property tests"),
+        CaseHelp(
+            "run only these cases, without property tests. An exact id need not be in a suite; a glob selects from the "
+            "suite"
+        ),
         "ID|GLOB[,...]",
         in_selection=True,
         everyday=True,
@@ -106,13 +109,13 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
     OptionRow(
         "--fa-soak",
         "repeat every checked call N times and compare bit by bit; default: as many as fit in 0.5 s, at most 10,000 on "
-        "a GPU and 100 on the CPU; further seeds of the same shape: at most a tenth of that",
+        "a GPU and 100 on the CPU; for further seeds of a shape, a tenth of these numbers",
         "N",
         in_rerun=True,
     ),
     OptionRow(
         "--fa-watchdog",
-        "report a launch that takes longer as a hang; default: 10, or 300 for variants of kind python",
+        "report a launch that takes longer as a hang; default: 10, or 300 for kind python and on a CPU",
         "SECONDS",
         in_rerun=True,
         configures=True,
@@ -120,7 +123,7 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
     OptionRow(
         "--fa-baselines",
         "SDPA backends and noop to time: all; near: by saved records, backends within 1.1 x of the fastest, and noop "
-        "if it has no time; needed: near without those timed in the last 10 minutes",
+        "if it has no time; needed: like near, but reuses baseline times that are less than 10 minutes old",
         "WHICH",
         "needed",
     ),
@@ -161,7 +164,7 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
         everyday=True,
         not_with=(("--fa-static", "a run that only compiles has no records to save"),),
     ),
-    OptionRow("--fa-artifacts", "folder for the records of the latest run", "DIR", "artifacts", configures=True),
+    OptionRow("--fa-artifacts", "folder for the records of every run", "DIR", "artifacts", configures=True),
     OptionRow(
         "--fa-profiles", "records folder of --fa-save, with one subfolder per GPU", "DIR", "profiles", configures=True
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from pytest_fa.records.record import Environment, Record, Source
 from pytest_fa.records.standing import day_of
@@ -10,26 +11,40 @@ from pytest_fa.records.standing import day_of
 COMMIT_DIGITS = 8
 
 
-def origin_of(records: Iterable[Record], *, of_times: bool = True) -> str:
-    """The machines, days and commits of these results, as sentences; of their times, if some have one and `of_times`.
+class Share(NamedTuple):
+    """How many of all results something is true of, and the words for it."""
 
-    Times of a tree with uncommitted changes, times without a commit, and times that the judge's clock did not measure
-    are counted.  Empty without a result.
+    number: int
+    total: int
+    noun: str
+    words: str
+
+
+def origin_of(records: Iterable[Record], *, of_times: bool = True, shares: Iterable[Share] = ()) -> str:
+    """The machines, days and commits of these results, as a sentence; of their times, if some have one and `of_times`.
+
+    What is true of all times follows, then what is true of some, with their number: a tree with uncommitted changes, no
+    commit, no time by the judge's clock, and `shares`.  Empty without a result.
     """
     all_records = list(records)
     timed = [record for record in all_records if record.speed and of_times]
     shown = sorted(timed or all_records, key=lambda record: record.measured_at)
     if not shown:
         return ""
-    noun = "time" if timed else "result"
-    without_judge = sum(has_no_second_clock(record) for record in timed)
-    counts = (
-        (sum(bool(record.source.dirty) for record in shown), "from a tree with uncommitted changes"),
-        (sum(record.source.commit is None for record in shown), "without a commit"),
-        (without_judge, "by the earlier method, without the judge's clock"),
+    of_shown = len(shown), "time" if timed else "result"
+    all_shares = (
+        Share(sum(bool(each.source.dirty) for each in shown), *of_shown, "from a tree with uncommitted changes"),
+        Share(sum(each.source.commit is None for each in shown), *of_shown, "without a commit"),
+        Share(sum(map(has_no_second_clock, timed)), *of_shown, "before the judge's clock confirmed times"),
+        *shares,
     )
-    parts = [f"{of_all(count, len(shown), noun)} {words}" for count, words in counts if count]
-    where = ", ".join(filter(None, (f"measured on {_machines(shown)}", _days(shown), _commits(shown))))
+    whole = " and ".join(share.words for share in all_shares if share.number == share.total)
+    parts = [
+        f"{each.number} of {each.total} {each.noun}s {each.words}"
+        for each in all_shares
+        if 0 < each.number < each.total
+    ]
+    where = ", ".join(filter(None, (f"measured on {_machines(shown)}", _days(shown), _commits(shown), whole)))
     return "; ".join([where, *parts])
 
 
@@ -45,13 +60,6 @@ def has_no_second_clock(record: Record) -> bool:
     """Whether a time on a GPU was not measured by the judge's clock, which earlier versions did not have."""
     speed = record.speed
     return speed is not None and speed.outside is None and not speed.is_on_cpu
-
-
-def of_all(count: int, total: int, noun: str) -> str:
-    """How many of all, such as `3 of 12 times`."""
-    if count < total:
-        return f"{count} of {total} {noun}s"
-    return f"all {total} {noun}s" if total > 1 else f"the only {noun}"
 
 
 def _machines(shown: list[Record]) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from pytest_fa.errors import FaError
 from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.log import read_records
-from pytest_fa.records.origin import of_all, origin_of
+from pytest_fa.records.origin import Share, origin_of
 from pytest_fa.records.record import JUDGED_KINDS, Record
 from pytest_fa.records.standing import Rank, day_of, rank_of, standing_results, words_of
 
@@ -121,14 +121,11 @@ def with_origin(markdown: str, records: Iterable[Record], *, has_checks: bool = 
     table without times (`has_times`) is about all results.
     """
     all_records = list(records)
-    line = origin_of(all_records, of_times=has_times)
     judged = [each for each in all_records if each.kind in JUDGED_KINDS and (each.check or _is_failure(each))]
     old = sum(day_of(record) < FAILURES_SAVED_SINCE for record in judged)
-    if has_checks and old:
-        line += (
-            f"; {of_all(old, len(judged), 'check')} from before {FAILURES_SAVED_SINCE}, when failures were not saved"
-        )
-    return with_line(markdown, line)
+    old_checks = Share(old, len(judged), "check", f"before failures were saved ({FAILURES_SAVED_SINCE})")
+    shares = [old_checks] if has_checks and judged else []
+    return with_line(markdown, origin_of(all_records, of_times=has_times, shares=shares))
 
 
 def with_line(markdown: str, line: str) -> str:

@@ -49,13 +49,13 @@ def _claim_cells(part: Part) -> list[str]:
 def _judged() -> list[list[str]]:
     """What can be judged, and what cannot, with the nearest thing that works.
 
-    What is judged against a truth of the user's own says so in its second cell, in place of the end of its sentence.
+    Where a truth of the user's own judges it, the second cell says so, and the third also what works without one.
     """
     rows = [
         ["attention", "judged", "manifest key, or how to judge the kernel anyway"],
         ["q, k and v of one dtype", "yes", f"`dtype`: {', '.join(f'`{name}`' for name in DTYPES)}"],
         ["any head_dim, equal for Q, K and V", "yes", "`head_dim`, such as `[64, 128]`"],
-        ["any scale, also zero and negative", "yes", "the word `scale` of a call"],
+        ["any scale, also zero and negative", "yes", "the placeholder `scale` in `entry.call`"],
     ]
     for part in parts.PARTS:
         if part.supports or part.output:
@@ -67,7 +67,10 @@ def _judged() -> list[list[str]]:
 
 def _not_judged_cells(row: not_judged.UnjudgedKind) -> list[str]:
     how = row.nearest.removeprefix("judge the kernel ")
-    return [row.subject.rpartition(" ")[0], "by `--fa-truth`" if row.is_one_function else "no", how]
+    subject = row.subject.rpartition(" ")[0]
+    if row.is_one_function:
+        return [subject, "by your reference", f"`--fa-truth`, or {how}"]
+    return [subject, "no", how]
 
 
 LISTS: dict[str, Callable[[], str]] = {

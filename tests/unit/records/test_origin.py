@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_fa.records.origin import origin_of, origin_of_file
+from pytest_fa.records.origin import Share, origin_of, origin_of_file
 from pytest_fa.records.record import Record, Source
 from tests.factories import record, speed
 
@@ -41,15 +41,23 @@ ONE = "measured on an NVIDIA H200, 2026-11-01, commit aaaaaaaa"
             "measured on an NVIDIA H200, 2026-11-01 to 2026-11-03, commits aaaaaaaa to cccccccc (3 commits)",
         ),
         ([timed(dirty=True), timed()], f"{ONE}; 1 of 2 times from a tree with uncommitted changes"),
-        ([timed(judge=False)] * 2, f"{ONE}; all 2 times by the earlier method, without the judge's clock"),
-        ([timed(commit=None)], "measured on an NVIDIA H200, 2026-11-01; the only time without a commit"),
+        (
+            [timed(judge=False), timed(dirty=True, judge=False)],
+            f"{ONE}, before the judge's clock confirmed times; 1 of 2 times from a tree with uncommitted changes",
+        ),
+        (
+            [timed(dirty=True, judge=False)],
+            f"{ONE}, from a tree with uncommitted changes and before the judge's clock confirmed times",
+        ),
+        ([timed(judge=False)] * 2, f"{ONE}, before the judge's clock confirmed times"),
+        ([timed(commit=None)], "measured on an NVIDIA H200, 2026-11-01, without a commit"),
         ([timed(), timed(environment=record().environment)], ONE.replace("H200", "H200 and the CPU a CPU")),
-        ([timed(speed=None, dirty=True)], f"{ONE}; the only result from a tree with uncommitted changes"),
+        ([timed(speed=None, dirty=True)], f"{ONE}, from a tree with uncommitted changes"),
         ([timed(), timed(9, "z", speed=None)], ONE),
     ],
 )
 def test_lines(records: list[Record], line: str) -> None:
-    """With times, only these count; the commits are in the order of measurement."""
+    """With times, only these count; what is true of all precedes what is true of some; commits are in their order."""
     assert origin_of(records) == line
 
 
@@ -58,6 +66,13 @@ def test_lines_of_checks() -> None:
     checks = [timed(judge=False), timed(2, dirty=True, speed=None)]
     expected = f"{ONE.replace('-01,', '-01 to 2026-11-02,')}; 1 of 2 results from a tree with uncommitted changes"
     assert origin_of(checks, of_times=False) == expected
+
+
+def test_lines_with_shares_of_others() -> None:
+    """What else is known of a table follows in the same way."""
+    assert origin_of([timed()], shares=[Share(3, 3, "check", "old")]) == f"{ONE}, old"
+    assert origin_of([timed()], shares=[Share(1, 3, "check", "old")]) == f"{ONE}; 1 of 3 checks old"
+    assert origin_of([timed()], shares=[Share(0, 3, "check", "old")]) == ONE
 
 
 def test_lines_of_files() -> None:
