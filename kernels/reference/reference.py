@@ -13,7 +13,7 @@ BLOCK_M = 128  # queries per tile
 BLOCK_N = 128  # keys per tile
 
 
-def forward(
+def forward(  # noqa: PLR0913  # one argument for each part of attention
     q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
     v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
@@ -22,17 +22,22 @@ def forward(
     causal: str = "none",
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,  # [batch, heads, seq_q] fp32
+    softcap: float = 0.0,  # scores become softcap * tanh(score / softcap); 0 for none
+    window_left: int | None = None,  # keys that a query sees before its own position; None for all
+    window_right: int | None = None,  # and behind it
 ) -> torch.Tensor:
     """Return the attention output, [batch, heads, seq_q, head_dim]; write it into `out` if that is given.
 
-    If `lse` is given, write log(sum(exp(score))) of each row into it.
+    If `lse` is given, write log(sum(exp(score))) of each row into it.  Under a window, the last query stands at the
+    last key.
     All heads are computed at once, one tile of queries after the other.
     """
     out = torch.empty_like(q) if out is None else out
     heads_per_kv_head = q.shape[1] // k.shape[1]
     if heads_per_kv_head > 1:
         k, v = (tensor.repeat_interleave(heads_per_kv_head, dim=1) for tensor in (k, v))
-    shift = k.shape[2] - q.shape[2] if causal == "bottom_right" else 0
+    last_aligned = k.shape[2] - q.shape[2]
+    shift = last_aligned if causal == "bottom_right" else 0
     for start_m in range(0, q.shape[2], BLOCK_M):
         # Load Q.
         q_tile = q[:, :, start_m : start_m + BLOCK_M].float() * scale  # [b, h, m, d]
@@ -45,10 +50,17 @@ def forward(
             k_tile = k[:, :, start_n : start_n + BLOCK_N].float()  # [b, h, n, d]
             # S = Q K^T
             s = q_tile @ k_tile.transpose(2, 3)  # [b, h, m, n]
+            # soft cap
+            if softcap:
+                s = softcap * torch.tanh(s / softcap)
             # mask
+            columns = torch.arange(start_n, start_n + k_tile.shape[2], device=q.device)[None, :]  # [1, n]
             if causal != "none":
-                columns = torch.arange(start_n, start_n + k_tile.shape[2], device=q.device)[None, :]  # [1, n]
                 s = s.masked_fill(columns > rows + shift, float("-inf"))
+            if window_left is not None:
+                s = s.masked_fill(columns < rows + last_aligned - window_left, float("-inf"))
+            if window_right is not None:
+                s = s.masked_fill(columns > rows + last_aligned + window_right, float("-inf"))
             # row max; it is -inf if no key is seen yet, and then exp(-inf - 0) = 0
             m_new = torch.maximum(m, s.amax(-1, keepdim=True))
             m_finite = m_new.masked_fill(m_new == float("-inf"), 0.0)

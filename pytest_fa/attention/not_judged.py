@@ -158,6 +158,8 @@ def recognised(name: object) -> UnjudgedKind | None:
 
 
 def remark(key: str) -> str:
-    """What the end of a sentence says of something; empty once it is judged."""
-    row = rows().get(key)
-    return f", which is not judged: {row.instead}" if row else ""
+    """What the end of a sentence says of something that an output has and its variant does not claim."""
+    if row := rows().get(key):
+        return f", which is not judged: {row.instead}"
+    is_claimed = any(part.supports == key for part in parts.PARTS)
+    return f"; if it is meant, declare `{key}` in `supports`" if is_claimed else ""

@@ -79,6 +79,10 @@ class CallInputs(Protocol):
     def v(self) -> torch.Tensor:
         """[batch, kv_heads, seq_k, head_dim]."""
 
+    @property
+    def scale(self) -> float:
+        """The factor of the scores."""
+
     def word(self, name: str) -> Any:  # of the word's type
         """The value of a word of any part; None if the call does not have it."""
 
@@ -136,6 +140,7 @@ class Part:
     # a number above 0 is named only if dtype and head_dim are supported.
     claim_order: ClassVar[int] = 0
 
+    is_in_c_interface: ClassVar[bool] = True  # whether `include/fa_forward.h` has a field for it
     is_after_scores: ClassVar[bool] = True  # whether a probe that computes scores alone can have nothing of it
 
     def supported(self, supports: Any) -> tuple[Any, ...]:  # `catalog.variant.Supports`
@@ -183,6 +188,8 @@ class Part:
 
     def refusal(self, case: Shape, supports: Any, remedy: str) -> str | None:  # `catalog.variant.Supports`
         """Why a variant does not support a case because of this part, and what to do, or None."""
+        if not self.supports:
+            return None
         value, allowed = self.claimed_by(case), self.supported(supports)
         if value in allowed:
             return None
@@ -208,6 +215,13 @@ class Part:
     def passed(self, word: str, value: Any) -> Any:  # noqa: ARG002  # of the word's type
         """The value as `entry.call` passes it."""
         return value
+
+    # Words of `entry.call` alone, which are made of others, with names as in `words`.
+    made_words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    def made(self, word: str, words: Mapping[str, Any]) -> Any:  # of the word's type
+        """The value of one of `made_words`, from the words of a call."""
+        raise NotImplementedError
 
     def passed_by(self, variant: Any) -> tuple[str, ...]:  # `catalog.variant.Variant`
         """The keywords, besides `always`, that the function of a variant without `entry.call` must take."""

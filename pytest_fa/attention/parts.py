@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pytest_fa.attention import causal, e4m3, grouped_heads, layout, lengths, lse, scores
+from pytest_fa.attention import causal, e4m3, grouped_heads, layout, lengths, lse, scale, scores, softcap, window
 from pytest_fa.attention.mistake import ChangeScores, Hide, Mistake, Positions
 from pytest_fa.attention.part import CallInputs, Part
 from pytest_fa.attention.token import Token
@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     import torch
 
 # In the order in which an id has them, and in which they change the scores.
-PARTS: list[Part] = [causal.PART, grouped_heads.PART, lengths.PART, layout.PART, scores.PART, e4m3.PART, lse.PART]
+PARTS: list[Part] = [
+    causal.PART,
+    window.PART,
+    grouped_heads.PART,
+    lengths.PART,
+    scale.PART,
+    softcap.PART,
+    layout.PART,
+    scores.PART,
+    e4m3.PART,
+    lse.PART,
+]
 
 
 def add(part: Part) -> None:
@@ -56,6 +67,11 @@ def words() -> dict[str, Part]:
     return {word: part for part in PARTS for word in part.words}
 
 
+def made_words() -> dict[str, Part]:
+    """The words of `entry.call` that are made of others, and whose each one is."""
+    return {word: part for part in PARTS for word in part.made_words}
+
+
 def arguments_of(case: Any) -> dict[str, Any]:  # `catalog.case.Case`
     """The words of a call on a case, each with its value, besides tensors."""
     return {word: value for part in PARTS for word, value in part.arguments(case).items()}
@@ -89,7 +105,8 @@ def keywords() -> tuple[str, ...]:
 
 def names_of_words() -> dict[str, tuple[str, ...]]:
     """The names that functions of attention libraries give to the words and to the further outputs."""
-    return {word: names for part in PARTS for word, names in (*part.words.items(), *part.output_names.items())}
+    of_parts = ((*part.words.items(), *part.made_words.items(), *part.output_names.items()) for part in PARTS)
+    return {word: names for pairs in of_parts for word, names in pairs}
 
 
 # -- the judge --------------------------------------------------------------------------------------------------------

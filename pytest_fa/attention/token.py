@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Protocol
 
 
@@ -97,3 +100,54 @@ class Number:
     def write(self, value: int) -> str:
         """The prefix and the number."""
         return f"{self.prefix}{value}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Float32:
+    """A prefix and a float32: `cap50`, `scale0p125`; `m` stands for a minus sign and `p` for the decimal point.
+
+    Without it, the number is that of `without`, which gets the case.  An id has the fewest digits that give the same
+    float32, because a kernel gets no more of it.
+    """
+
+    field: str
+    prefix: str
+    unit: str
+    without: Callable[[Any], float]
+
+    @property
+    def pattern(self) -> str:
+        """The prefix and a decimal number."""
+        return rf"{self.prefix}m?\d+(?:p\d+)?"
+
+    @property
+    def grammar(self) -> str:
+        """The prefix and the unit."""
+        return f"[-{self.prefix}<{self.unit}>]"
+
+    def read(self, text: str) -> float:
+        """The number after the prefix."""
+        return float(text.removeprefix(self.prefix).replace("m", "-").replace("p", "."))
+
+    def plain(self, case: Any) -> float:  # a `catalog.case.Case`
+        """The number of a case whose id has none."""
+        return self.without(case)
+
+    def write(self, value: float) -> str:
+        """The prefix and the shortest number."""
+        return f"{self.prefix}{shortest(value).replace('-', 'm').replace('.', 'p')}"
+
+
+def shortest(value: float) -> str:
+    """The decimal number with the fewest digits that is the same float32, without an exponent."""
+    texts = (format(Decimal(f"{value:.{digits}g}"), "f") for digits in range(1, 10))
+    return next(text for text in texts if as_float32(float(text)) == as_float32(value))
+
+
+def as_float32(value: float) -> float:
+    """The value rounded to float32; infinite if it is too large."""
+    try:
+        rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return float("inf")
+    return rounded

@@ -46,6 +46,7 @@ def adapted(function: Callable[..., Any], call: Call, computes: Computes = "atte
         values |= {"scale": scale}
         for word, part in parts.words().items():
             values[word] = part.passed(word, words.get(word, part.plain_argument(word)))
+        values |= {word: part.made(word, words) for word, part in parts.made_words().items()}
         for name in parts.outputs():
             if call.passes(name):
                 values[name] = empty_rows(q) if words.get(name) is None else words[name]

@@ -100,8 +100,9 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def scale(self) -> float:
-        """The softmax scale 1/sqrt(head_dim), which is SDPA's default."""
-        return 1.0 / math.sqrt(self.head_dim)
+        """The factor of the scores: 1/sqrt(head_dim), which is SDPA's default, unless the id has another one."""
+        scale: float = self.value_of("scale")
+        return scale
 
     @property
     def has_few_queries(self) -> bool:

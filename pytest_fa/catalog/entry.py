@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.not_judged import recognised
+from pytest_fa.attention.part import shown
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.grammar import path_problem, real_path_problem
 from pytest_fa.catalog.variant import Entry, EntryKind, Supports
@@ -46,6 +47,7 @@ def _problems(entry: Entry, supports: Supports, folder: Path, computes: Computes
         if entry.kind == "python" and module.endswith(".py"):
             yield f"entry.{key} is {value!r}, but a module has no .py; write `{module.removesuffix('.py')}:{name}`"
     yield from _call_problems(entry, supports, computes)
+    yield from _interface_problems(entry, supports)
 
 
 def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:
@@ -91,6 +93,18 @@ def _path_problems(entry: Entry, key: str, folder: Path, path: str, *, is_linked
     ):
         if problem:
             yield problem
+
+
+def _interface_problems(entry: Entry, supports: Supports) -> Iterator[str]:
+    """A kernel without Python gets only what the C interface has."""
+    for part in parts.claimed_parts() if entry.kind == "cuda" else ():
+        claims = part.supported(supports)
+        if not part.is_in_c_interface and claims != part.claims[:1]:
+            listed = ", ".join(map(shown, claims))
+            yield (
+                f"supports.{part.supports} is {listed}, but the C interface has no field for it; drop the key, or call "
+                f"the kernel from a function of Python (entry.target)"
+            )
 
 
 def _call_problems(entry: Entry, supports: Supports, computes: Computes) -> Iterator[str]:

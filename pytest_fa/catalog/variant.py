@@ -102,7 +102,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 OUTPUTS = ("out", *parts.outputs())
 # What a kernel may write or return, and the words of `entry.call`: those of the parts of attention are among them.
-WORDS = ("q", "k", "v", *OUTPUTS, "scale", *parts.words())
+WORDS = ("q", "k", "v", *OUTPUTS, "scale", *parts.words(), *parts.made_words())
 if TYPE_CHECKING:
     Returns = str
     Word = str
@@ -311,7 +311,7 @@ class Variant(msgspec.Struct, frozen=True):
 
     def _refused_parts(self, case: Case, *, is_first: bool) -> Iterator[str]:
         """What parts of attention it does not support; the role `overhead` fits any without a field in `supports`."""
-        for part in parts.claimed_parts():
+        for part in sorted(parts.PARTS, key=lambda part: part.claim_order):
             is_free = self.role == "overhead" and part.supports not in self.supports.__struct_fields__
             if (part.claim_order == 0) is is_first and not is_free:
                 refusal = part.refusal(case, self.supports, self._remedy(part.supports))

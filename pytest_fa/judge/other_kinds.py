@@ -27,16 +27,22 @@ WHOLE_COUNT = 0.02  # the distance of a number of keys from a whole one
 
 
 def other_kinds(inputs: Inputs) -> Iterator[Mistake]:
-    """The kinds of usual sizes."""
-    for shift in _shifts(inputs):
+    """The kinds of usual sizes, without those that the call has: the part of attention knows mistakes in its own."""
+    for shift in () if _has(inputs, "window") else _shifts(inputs):
         for size in sorted({size + more for size in WINDOWS for more in (0, 1)}):
             yield from _windows(inputs, shift, size)
     words = "exp(0 - max) is added to the row sum: a key of zeros is counted, or an attention sink of 0 is on"
     yield Mistake(f"{words}{remark('sink')}", weigh=_with_sink)
-    for cap in SOFT_CAPS:
+    for cap in () if _has(inputs, "softcap") else SOFT_CAPS:
         words = f"the scores are {cap} tanh(S / {cap}): a soft cap of {cap} is on{remark('softcap')}"
         yield Mistake(words, score=partial(_soft_capped, inputs, cap))
     yield from _alibi(inputs)
+
+
+def _has(inputs: Inputs, name: str) -> bool:
+    """Whether a call has a part of attention."""
+    words = (word for part in parts.PARTS if part.name == name for word in part.words)
+    return any(inputs.word(word) is not None for word in words)
 
 
 def _with_sink(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,6 +94,8 @@ def likely_windows(
 ) -> Iterator[Mistake]:
     """Windows of the size that explains the last query of the first head best."""
     inputs = predictor.inputs
+    if _has(inputs, "window"):
+        return
     queries, keys = inputs.q.shape[2], inputs.k.shape[2]
     last = Selection(*(torch.tensor([index], device=out.device) for index in (0, 0, queries - 1)))
     p = predictor.weights(last)[0, 0, 0]  # [keys]

@@ -113,9 +113,14 @@ MANIFESTS = (
     ),
     Mistake(
         "A",
+        PLAIN.replace("head_dim", "sinks: true, head_dim"),
+        "unknown key 'sinks' in supports: an attention sink is not judged; judge the kernel without sinks, or with "
+        "--fa-truth against a truth of your own; drop the key",
+    ),
+    Mistake(
+        "B",
         PLAIN.replace("head_dim", "window: [128], head_dim"),
-        "unknown key 'window' in supports: a sliding window is not judged; judge the kernel with its window off, or "
-        "with --fa-truth against a truth of your own; drop the key",
+        "supports.window is [128]; allowed are true, false, or a list of none, left, both, negative",
     ),
     Mistake(
         "A",

@@ -61,7 +61,8 @@ def _judged() -> list[list[str]]:
         if part.supports or part.output:
             claims = ", ".join(f"`{shown(claim)}`" for claim in part.claims)
             key = f"`{part.supports}`: {claims}" if part.supports else f"`returns: [out, {part.output}]`"
-            rows.append([part.summary, "yes", key])
+            judged = "yes" if part.is_in_c_interface or not part.supports else "yes, not in CUDA sources"
+            rows.append([part.summary, judged, key])
     return [*rows, *(_not_judged_cells(row) for row in not_judged.rows().values())]
 
 

@@ -182,7 +182,7 @@ def test_it_is_no_longer_listed_as_not_judged() -> None:
         assert not_judged.remark("bias").startswith(", which is not judged: ")
     finally:
         parts.add(PART)
-    assert not_judged.remark("bias") == ""
+    assert not_judged.remark("bias") == "; if it is meant, declare `bias` in `supports`"
 
 
 # -- the call ---------------------------------------------------------------------------------------------------------
@@ -320,58 +320,52 @@ def test_masks_of_two_parts_add_up(variant_of: VariantOf, source: str, cause: st
 # -- a part with a number ---------------------------------------------------------------------------------------------
 
 
-class Window(Part):
+class Past(Part):
     """A query sees the last keys before its own position."""
 
-    name = "window"
+    name = "past"
     summary = "a query sees so many keys"
-    tokens = (Number("window", "win", "keys", like="seq_k"),)
-    supports = "window"
+    tokens = (Number("past", "past", "keys", like="seq_k"),)
+    supports = "past"
     claims = (0, 8, 2048)
-    words = {"window": ("window",)}  # noqa: RUF012  # as `Part` declares it
+    words = {"past": ("past",)}  # noqa: RUF012  # as `Part` declares it
 
     def visible_pairs(self, case: Shape) -> int | None:
         """The sum over the queries."""
-        is_plain = case.value_of("window") == case.seq_k
+        is_plain = case.value_of("past") == case.seq_k
         return None if is_plain else sum(len(self.visible_keys(case, query)) for query in range(case.seq_q))
 
     def visible_keys(self, case: Shape, query: int) -> range:
-        """The keys in the window."""
-        return range(max(0, query + 1 - case.value_of("window")), case.seq_k)
+        """The last keys."""
+        return range(max(0, query + 1 - case.value_of("past")), case.seq_k)
 
 
 @pytest.fixture
-def window() -> Iterator[None]:
+def past() -> Iterator[None]:
     """The part is on the list."""
-    part = Window()
+    part = Past()
     parts.add(part)
     yield
     parts.remove(part)
 
 
-@pytest.mark.usefixtures("window")
+@pytest.mark.usefixtures("past")
 def test_pairs_that_no_part_hides_are_counted() -> None:
     """A pair is visible if no part hides it; with one part alone, its own count is taken."""
-    both, alone, plain = (parse_case(f"b1h1s64d64-fp16{text}-seed0") for text in ("-causal-win8", "-win8", ""))
+    both, alone, plain = (parse_case(f"b1h1s64d64-fp16{text}-seed0") for text in ("-causal-past8", "-past8", ""))
     expected = sum(max(0, query - 7) <= key <= query for query in range(64) for key in range(64))
     assert (both.visible_pairs, both.flops_per_call) == (expected, 4 * 64 * expected)
     assert alone.visible_pairs == sum(key >= query - 7 for query in range(64) for key in range(64))
     assert plain.visible_pairs == 64 * 64
 
 
-@pytest.mark.usefixtures("window")
-def test_a_learned_window_changes_the_answers() -> None:
-    """With the part, a window is not answered with `not judged`; a soft cap still is."""
-    assert (not_judged.recognised("sliding_window"), "softcap" in not_judged.rows()) == (None, True)
-
-
-@pytest.mark.usefixtures("window")
+@pytest.mark.usefixtures("past")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("win08", "is not in its shortest form; write 'b1h1s64d64-fp16-win8-seed0'"),
-        ("win64", "is not in its shortest form; write 'b1h1s64d64-fp16-seed0'"),
-        ("win99999999999", "window is 99999999999; it must be at most"),
+        ("past08", "is not in its shortest form; write 'b1h1s64d64-fp16-past8-seed0'"),
+        ("past64", "is not in its shortest form; write 'b1h1s64d64-fp16-seed0'"),
+        ("past99999999999", "past is 99999999999; it must be at most"),
     ],
 )
 def test_a_number_has_one_form(text: str, message: str) -> None:
@@ -380,13 +374,13 @@ def test_a_number_has_one_form(text: str, message: str) -> None:
         parse_case(f"b1h1s64d64-fp16-{text}-seed0")
 
 
-@pytest.mark.usefixtures("window")
+@pytest.mark.usefixtures("past")
 def test_a_plain_case_needs_the_first_claim() -> None:
     """A case without the token calls a kernel without the word, and needs no claim."""
-    plain, case = (parse_case(f"b1h1s64d64-fp16{text}-seed0") for text in ("", "-win8"))
-    part = parts.words()["window"]
+    plain, case = (parse_case(f"b1h1s64d64-fp16{text}-seed0") for text in ("", "-past8"))
+    part = parts.words()["past"]
     assert (part.claimed_by(plain), part.claimed_by(case)) == (0, 8)
-    assert ("window" in parts.arguments_of(plain), parts.arguments_of(case)["window"]) == (False, 8)
+    assert ("past" in parts.arguments_of(plain), parts.arguments_of(case)["past"]) == (False, 8)
 
 
 # -- what users see ---------------------------------------------------------------------------------------------------

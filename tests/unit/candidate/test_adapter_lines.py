@@ -84,11 +84,6 @@ def forward(q, k_cache, v_cache, cu_seqlens_q, seqused_k, page_table, *, softmax
     starts = torch.arange(len(seqused_k) + 1) * k.shape[1]
     return by_sequence(q, k.flatten(0, 1), v.flatten(0, 1), cu_seqlens_q, starts, softmax_scale, causal)
 """,
-    "window": """\
-def forward(q, k, v, window_size, sm_scale, causal=False):
-    assert window_size == (-1, -1)
-    return attend(*(x.transpose(1, 2) for x in (q, k, v)), sm_scale, causal).transpose(1, 2)
-""",
 }
 CAUSAL = [name for name in FUNCTIONS if name != "packed_kv"]
 

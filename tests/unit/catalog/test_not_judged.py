@@ -26,10 +26,6 @@ def problem_of(write_variant: WriteVariant, text: str) -> str:
 
 # A manifest for each thing, in each place where a user may declare it.
 MANIFESTS = {
-    "supports: {window: [128]}": "window",
-    "supports: {causal: [none, sliding_window]}": "window",
-    "supports: {causal: sliding_window}": "window",
-    "supports: {softcap: 30}": "softcap",
     "supports: {sinks: true}": "sink",
     "supports: {attn_bias: true}": "bias",
     entry("keywords: {attn_bias: bias, scale: scale}"): "bias",

@@ -105,8 +105,8 @@ def test_a_wrong_output_of_a_property_has_place_map_and_cause(variant_of: MakeVa
     assert result.diagnosis is not None
     assert (result.check.passed, result.check.worst is None) == (False, False)
     assert result.diagnosis.error_map[0].startswith("error by head and tile of 16 queries")
-    assert result.diagnosis.cause.startswith(
-        "the scores are 30 tanh(S / 30): a soft cap of 30 is on, which is not judged"
+    assert result.diagnosis.cause == (
+        "the scores are 30 tanh(S / 30): a soft cap of 30 is on; if it is meant, declare `softcap` in `supports`"
     )
 
 

@@ -1,0 +1,115 @@
+"""The soft cap: scores s become cap * tanh(s / cap), so that none is larger than the cap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytest_fa.attention.mistake import Mistake, Positions, exponentials
+from pytest_fa.attention.part import CallInputs, Part, Shape
+from pytest_fa.attention.token import Float32
+
+if TYPE_CHECKING:
+    import torch
+
+# Data are N(0, 1), so scores have a standard deviation of about sqrt(head_dim) times the scale.  A cap shows if that is
+# 0.4 to 1 of it.  With a cap of 2, a key that is hidden before the cap would still count; with 50 it would not.
+SMALL_CAP = 2.0
+LARGE_CAP, LARGE_SCALE = 50.0, 3.0
+LOOK = "look at the soft cap"
+
+
+class SoftCap(Part):
+    """Scale, then the cap, then the mask."""
+
+    name = "softcap"
+    summary = "a soft cap of the scores: cap * tanh(score / cap)"
+    tokens = (Float32("softcap", "cap", "cap", lambda _: 0.0),)
+    rows = (("`-cap50`", "a soft cap of 50 on the scores"),)
+    supports = "softcap"
+    is_in_c_interface = False
+    claims = (False, True)
+    words = {"softcap": ("softcap", "soft_cap", "logits_soft_cap", "logit_softcapping", "attn_softcap", "tanh_cap")}
+
+    def impossible(self, case: Shape) -> str | None:
+        """A cap is positive, and only attention has one."""
+        if self.tokens[0].plain(case) == (cap := case.value_of("softcap")):
+            return None
+        if cap < 0:
+            return f"softcap is {cap:g}; it must be above 0"
+        return "scores alone have no soft cap; drop -cap" if case.computes == "scores" else None
+
+    # -- the manifest -----------------------------------------------------------------------------------------------
+
+    def claimed_by(self, case: Shape) -> bool:
+        """Whether there is a cap."""
+        return bool(case.value_of("softcap"))
+
+    def fields_with(self, claim: Any, heads: int) -> Mapping[str, Any]:  # noqa: ARG002  # one of `claims`
+        """A small cap."""
+        return {"softcap": SMALL_CAP if claim else 0.0}
+
+    def fields_in_turn(self, claim: Any, heads: int) -> tuple[Mapping[str, Any], ...]:  # one of `claims`
+        """A small cap, and a large one of large scores."""
+        small = self.fields_with(claim, heads)
+        return (small, {"softcap": LARGE_CAP, "scale": LARGE_SCALE}) if claim else (small,)
+
+    def claim_words(self, claim: Any) -> str:  # one of `claims`
+        """The cap that was not judged."""
+        return "a soft cap" if claim else "scores without a soft cap"
+
+    def refusal(self, case: Shape, supports: Any, remedy: str) -> str | None:  # `catalog.variant.Supports`
+        """A cap that the variant does not claim."""
+        if self.claimed_by(case) in self.supported(supports):
+            return None
+        cap = case.value_of("softcap")
+        return f"softcap is {cap:g}, supports none{remedy}" if cap else f"there is no softcap, supports one{remedy}"
+
+    # -- the call ---------------------------------------------------------------------------------------------------
+
+    def plain_argument(self, word: str) -> float:  # noqa: ARG002  # the only one
+        """Libraries take 0 for no cap."""
+        return 0.0
+
+    # -- the judge --------------------------------------------------------------------------------------------------
+
+    def scores(self, inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:  # noqa: ARG002
+        """The scores with the cap."""
+        cap = inputs.word("softcap")
+        return capped(scores, cap) if cap else scores
+
+    def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
+        """No cap, another one, one at another place, and one without its last factor."""
+        cap, scale = inputs.word("softcap"), inputs.scale
+        if not cap:
+            return
+        yield Mistake(f"the soft cap is not applied: {LOOK}", score=lambda scores, _: scores)
+        for words, factor in (("1 % too large", 1.01), ("1 % too small", 0.99), ("twice as large", 2.0)):
+            yield Mistake(f"the soft cap is {words}: {LOOK}", score=_with_cap(cap * factor))
+        if scale not in (0.0, 1.0):
+            words = f"the soft cap is applied before the scale: {LOOK}"
+            yield Mistake(words, score=lambda scores, _: capped(scores / scale, cap) * scale)
+        yield Mistake(f"the soft cap is applied twice: {LOOK}", score=lambda s, _: capped(capped(s, cap), cap))
+        yield Mistake(f"tanh(score / cap) is not multiplied by the cap: {LOOK}", score=lambda s, _: (s / cap).tanh())
+        yield Mistake(
+            "keys are hidden before the soft cap, which makes -cap of -inf: hide them after it",
+            weigh=lambda scores, hidden: _hidden_first(scores, hidden, cap),
+        )
+
+
+def capped(scores: torch.Tensor, cap: float) -> torch.Tensor:
+    """Cap * tanh(scores / cap)."""
+    return (scores / cap).tanh() * cap
+
+
+def _with_cap(cap: float) -> Any:  # a `ChangeScores`
+    return lambda scores, _: capped(scores, cap)
+
+
+def _hidden_first(scores: torch.Tensor, hidden: torch.Tensor, cap: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights if each hidden key has the score -cap."""
+    p = exponentials(scores.masked_fill(hidden, -cap), hidden & ~hidden)
+    return p, p.sum(-1, keepdim=True)
+
+
+PART = SoftCap()

@@ -1,0 +1,273 @@
+"""The sliding window: a query sees the keys from `left` before its own position to `right` behind it.
+
+The last query stands at the last key, as under a bottom-right mask: query i has the position i + seq_k - seq_q.  The
+query's own key is not counted, so that the window (0, 0) has one key.  A side may be open, or negative: with a `left`
+of -8 the window begins eight keys behind the query.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytest_fa.attention.mistake import LOOK_AT_MASK, Hide, Mistake, Positions
+from pytest_fa.attention.part import CallInputs, Part, Shape, shown
+
+if TYPE_CHECKING:
+    import torch
+
+OPEN = -1  # what libraries pass for an open side
+WORDS = ("window_left", "window_right")
+
+
+class Window(NamedTuple):
+    """How many keys a query sees before and behind its own; None for all."""
+
+    left: int | None
+    right: int | None
+
+    def keys_of(self, position: int, seq_k: int) -> range:
+        """The keys that a query at a position sees."""
+        start = 0 if self.left is None else position - self.left
+        stop = seq_k if self.right is None else position + self.right + 1
+        return range(max(0, start), max(0, start, min(seq_k, stop)))
+
+
+PLAIN = Window(None, None)
+
+
+class Sides:
+    """The texts of a window: `win127_0`, `wino_5` with an open side, `winm8_127` with a negative one."""
+
+    field = "window"
+    pattern = r"win(?:o|m?\d+)_(?:o|m?\d+)"
+    grammar = "[-win<left>_<right>]"
+
+    def read(self, text: str) -> Window:
+        """The window of a text."""
+        return Window(*(_side(side) for side in text.removeprefix("win").split("_")))
+
+    def plain(self, case: Any) -> Window:  # noqa: ARG002  # the same in each case
+        """Without a text, no key is hidden."""
+        return PLAIN
+
+    def write(self, value: Window) -> str:
+        """The text of a window."""
+        return f"win{'_'.join('o' if side is None else str(side).replace('-', 'm') for side in value)}"
+
+
+def _side(text: str) -> int | None:
+    return None if text == "o" else int(text.replace("m", "-"))
+
+
+class SlidingWindow(Part):
+    """Hides keys before and behind a query, each by its distance."""
+
+    name = "window"
+    summary = "a query sees only keys near its own position"
+    tokens = (Sides(),)
+    rows = (("`-win127_0`, `-wino_5`", "a window of 127 keys before a query and none behind it; an open side"),)
+    supports = "window"
+    is_in_c_interface = False
+    claims = ("none", "left", "both", "negative")
+    words = {"window_left": ("window_left", "window_size_left"), "window_right": ("window_right", "window_size_right")}
+    made_words = {"window_size": ("window_size", "window")}
+
+    def impossible(self, case: Shape) -> str | None:
+        """A window has its own way to write a causal mask, and sees something."""
+        window, causal = case.value_of("window"), case.value_of("causal")
+        if window == PLAIN:
+            return None
+        if causal != "none":
+            return "a window and a causal mask are one thing; write the window with 0 behind a query, such as -win127_0"
+        if window == (None, 0):
+            return "a window that is open before a query and has 0 behind it is the bottom-right mask: write -causal_br"
+        if case.computes == "scores":
+            return "scores alone have no window; drop -win"
+        if None not in window and window.right < -window.left:
+            return f"the window ({window.left}, {window.right}) has no key; the sum of both sides must be 0 or more"
+        return None
+
+    def visible_pairs(self, case: Shape) -> int | None:
+        """The pairs in the window."""
+        window = case.value_of("window")
+        return None if window == PLAIN else _pairs(window, case.seq_q, case.seq_k)
+
+    def visible_keys(self, case: Shape, query: int) -> range:
+        """The keys near the query."""
+        window: Window = case.value_of("window")
+        return window.keys_of(query + case.seq_k - case.seq_q, case.seq_k)
+
+    def lengths_touched(self, case: Shape) -> tuple[int, int] | None:
+        """The queries that see a key, and the keys that a query sees: each kind is a range."""
+        if case.value_of("window") == PLAIN:
+            return None
+        ranges = [seen for query in range(case.seq_q) if (seen := self.visible_keys(case, query))]
+        keys = max((seen.stop for seen in ranges), default=0) - min((seen.start for seen in ranges), default=0)
+        return len(ranges), keys
+
+    def in_words(self, case: Shape) -> str:
+        """The window, for the title of a picture."""
+        window = case.value_of("window")
+        return "" if window == PLAIN else f", window {_words(window)}"
+
+    # -- the manifest -----------------------------------------------------------------------------------------------
+
+    def read_claim(self, claim: object) -> tuple[Any, ...]:
+        """True stands for windows whose sides are open or at least 0."""
+        return self.claims[:3] if claim is True else super().read_claim(claim)
+
+    def claimed_by(self, case: Shape) -> str:
+        """The kind of the window."""
+        left, right = case.value_of("window")
+        if (left, right) == PLAIN:
+            return "none"
+        if (left or 0) < 0 or (right or 0) < 0:
+            return "negative"
+        return "left" if right == 0 else "both"
+
+    def fields_with(self, claim: Any, heads: int) -> Mapping[str, Any]:
+        """A window of each kind that cuts tiles, and no other mask."""
+        return self.fields_in_turn(claim, heads)[0]
+
+    def fields_in_turn(self, claim: Any, heads: int) -> tuple[Mapping[str, Any], ...]:  # noqa: ARG002
+        """Windows that are shorter and longer than a tile, down to one key, and with an open side."""
+        windows = {
+            "none": (PLAIN,),
+            "left": (Window(37, 0), Window(127, 0), Window(0, 0)),
+            "both": (Window(37, 21), Window(63, 64), Window(None, 5), Window(20, None)),
+            "negative": (Window(-8, 57), Window(70, -3)),
+        }[claim]
+        masked = {} if claim == "none" else {"causal": "none"}
+        return tuple({**masked, "window": window} for window in windows)
+
+    def needs_two_lengths(self, claim: Any) -> bool:  # one of `claims`
+        """With equal lengths, a window that is aligned to the first key would be right, too."""
+        return bool(claim != "none")
+
+    def claim_words(self, claim: Any) -> str:  # one of `claims`
+        """The window that was not judged."""
+        sides = {"none": "", "left": " before the query", "both": " on both sides", "negative": " with a negative side"}
+        return "no window" if claim == "none" else f"a window{sides[claim]}"
+
+    def call_problem(self, call: Any, supports: Any) -> str | None:  # `catalog.variant.Call`, `Supports`
+        """A call passes both sides, as two words or as one; libraries have no negative side."""
+        supported = self.supported(supports)
+        if len(supported) == 1 and supported[0] == "none":
+            return None
+        claimed = ", ".join(map(shown, supported))
+        if not call.passes("window_size") and not all(map(call.passes, WORDS)):
+            return f"entry.call does not pass 'window_size', but supports.window is {claimed}; pass it, or both sides"
+        if "negative" in supported:
+            return f"entry.call passes {OPEN} for an open side, so supports.window is not {claimed}; drop negative"
+        return None
+
+    # -- the call ---------------------------------------------------------------------------------------------------
+
+    def arguments(self, case: Shape) -> Mapping[str, Any]:
+        """The sides that are not open."""
+        sides = zip(WORDS, case.value_of("window"), strict=True)
+        return {word: side for word, side in sides if side is not None}
+
+    def plain_argument(self, word: str) -> None:  # noqa: ARG002  # one of both
+        """An open side."""
+        return
+
+    def passed(self, word: str, value: Any) -> int:  # noqa: ARG002  # one of both
+        """Functions of libraries take -1 for an open side."""
+        return OPEN if value is None else int(value)
+
+    def made(self, word: str, words: Mapping[str, Any]) -> tuple[int, int]:
+        """Both sides as a pair."""
+        left, right = (self.passed(word, words.get(side)) for side in WORDS)
+        return left, right
+
+    # -- the judge --------------------------------------------------------------------------------------------------
+
+    def hidden(self, inputs: CallInputs, positions: Positions) -> torch.Tensor | None:
+        """The keys out of the window."""
+        return hidden_by(_window_of(inputs), positions)
+
+    def order_matters(self, inputs: CallInputs) -> bool:
+        """A window hides keys by their position."""
+        return _window_of(inputs) != PLAIN
+
+    def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
+        """A side that is off by one or ignored, sides that are exchanged, another alignment, and chunks."""
+        window, seq_q, seq_k = _window_of(inputs), inputs.q.shape[2], inputs.k.shape[2]
+        if window == PLAIN:
+            return
+        yield Mistake(f"the window is ignored: {LOOK_AT_MASK}", hide=lambda positions: positions.nothing_hidden)
+        known = {window}
+        for words, other in _others(window):
+            if other not in known:
+                known.add(other)
+                yield Mistake(f"{words}: {LOOK_AT_MASK}", hide=_hide(other))
+        if seq_q != seq_k:
+            yield Mistake(
+                "the window is aligned to the first key, not to the last: look at the position of a query",
+                hide=_hide(window, seq_q - seq_k),
+            )
+        if window.left is not None and window.right == 0 and window.left > 0:
+            length = window.left + 1
+            words = f"queries see chunks of {length} keys, not a sliding window: {LOOK_AT_MASK}"
+            yield Mistake(words, hide=lambda positions: _hidden_by_chunks(length, positions))
+
+
+def _window_of(inputs: CallInputs) -> Window:
+    return Window(*(inputs.word(word) for word in WORDS))
+
+
+def hidden_by(window: Window, positions: Positions, shift: int = 0) -> torch.Tensor | None:
+    """True where a window hides a key, [rows, keys]; queries are `shift` keys behind their position."""
+    if window == PLAIN:
+        return None
+    own = positions.queries + positions.seq_k - positions.seq_q + shift
+    hidden = positions.nothing_hidden
+    if window.left is not None:
+        hidden = hidden | (positions.keys < own - window.left)
+    if window.right is not None:
+        hidden = hidden | (positions.keys > own + window.right)
+    return hidden
+
+
+def _hide(window: Window, shift: int = 0) -> Hide:
+    def hidden(positions: Positions) -> torch.Tensor:
+        mask = hidden_by(window, positions, shift)
+        return positions.nothing_hidden if mask is None else mask
+
+    return hidden
+
+
+def _others(window: Window) -> Iterator[tuple[str, Window]]:
+    """Windows that kernels confuse with one, each with a sentence."""
+    left, right = window
+    if left is not None:
+        yield "the window is one key too long before the query", Window(left + 1, right)
+        yield "the window is one key too short before the query, as if its own key counted", Window(left - 1, right)
+        yield "the window has no end before the query", Window(None, right)
+    if right is not None:
+        yield "the window is one key too long behind the query", Window(left, right + 1)
+        yield "the window is one key too short behind the query", Window(left, right - 1)
+        yield "the window has no end behind the query", Window(left, None)
+    yield "the two sides of the window are exchanged", Window(right, left)
+
+
+def _hidden_by_chunks(length: int, positions: Positions) -> torch.Tensor:
+    own = positions.queries + positions.seq_k - positions.seq_q
+    return (positions.keys > own) | (positions.keys < own // length * length)
+
+
+@functools.lru_cache(maxsize=4096)
+def _pairs(window: Window, seq_q: int, seq_k: int) -> int:
+    """The number of pairs in a window."""
+    return sum(len(window.keys_of(query + seq_k - seq_q, seq_k)) for query in range(seq_q))
+
+
+def _words(window: Window) -> str:
+    left, right = ("open" if side is None else str(side) for side in window)
+    return f"{left}, {right}"
+
+
+PART = SlidingWindow()
