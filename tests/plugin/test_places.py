@@ -188,6 +188,7 @@ def test_kernels_beside_the_current_folder_are_not_recommended(tmp_path: Path) -
     assert complaints == [f"ERROR: --fa-variant: no variant 'mine' (see --fa-list); {looked}; {command}"]
 
 
+@pytest.mark.nightly
 def test_kernels_are_looked_for_where_one_stands(tmp_path: Path) -> None:
     """Typed paths are relative to the working folder, in which `kernels` is looked for first, then at pytest's root."""
     root, here = tmp_path / "repository", tmp_path / "repository" / "attention"
@@ -303,7 +304,7 @@ OWN_FILES = ["tests/test_kernel.py", "tests/test_sum.py"]
 @pytest.mark.parametrize(
     ("arguments", "files"),
     nightly_after(
-        4,
+        2,
         [
             (("--fa-variant=mine",), ["test_attention.py"]),
             (("--fa-variant=mine", "--pyargs"), ["test_attention.py"]),

@@ -97,6 +97,7 @@ def test_a_row_shows_its_time_and_no_ratio(run: Run) -> None:
     assert not any("x baseline" in each for each in run.outlines)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", [f"{SHAPES[0]}-seed7", "b1h2s48d64-fp16-seed7"], ids=["by its id", "by its shape"])
 def test_a_named_case_is_taken(lab: Project, case: str) -> None:
     """A probe runs a named case as a case of scores, whether or not its id ends with `-scores`."""
@@ -124,6 +125,7 @@ def forward(q, k, v, **rest):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("rows", "outcome"), [(32, "passed"), (31, "failed")])
 def test_a_probe_may_refuse_only_other_shapes(new_project: NewProject, rows: int, outcome: str) -> None:
     """A probe that refuses the larger shape of a property is skipped; one that refuses its own case fails."""

@@ -19,8 +19,8 @@ from tests.factories import WriteVariant
 
 CASE = "b1h2s64d64-fp16"
 FORM = (
-    "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-kv<heads>][-sk<keys>][-bshd][-scores]"
-    "[-out_bf16][-zero_head|-outlier|-tiny][-seed<N>]"
+    "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-win<left>_<right>][-kv<heads>][-sk<keys>][-scale<factor>][-cap<cap>]"
+    "[-bshd][-scores][-out_bf16][-zero_head|-outlier|-tiny][-seed<N>]"
 )
 
 

@@ -47,6 +47,7 @@ def test_the_same_sources_pass_at_once(repository: Project) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.nightly
 def test_a_slower_commit_fails(repository: Project) -> None:
     """A commit whose kernel takes twice as long fails against the one before it, and the lines name both sides."""
     head = git(repository.folder, "rev-parse", "HEAD")

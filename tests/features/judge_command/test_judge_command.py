@@ -188,7 +188,7 @@ def runs(hostile: tuple[Project, dict[str, str]]) -> dict[str, Judged]:
 MARKS = {
     "broken": [pytest.mark.needs_nvcc, pytest.mark.nightly],
     "hangs": [pytest.mark.nightly],
-    "quick": [pytest.mark.alone],
+    "quick": [pytest.mark.alone, pytest.mark.nightly],
     "slow": [pytest.mark.alone, pytest.mark.nightly],
 }
 NAMES = [pytest.param(name, marks=MARKS.get(name, [])) for name in RUNS]

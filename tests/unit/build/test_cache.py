@@ -209,7 +209,7 @@ def replace(path: Path) -> None:
 
 
 @pytest.mark.needs_nvcc
-@pytest.mark.parametrize("change", [touch, rewrite, replace])
+@pytest.mark.parametrize("change", nightly_after(1, [touch, rewrite, replace]))
 def test_unchanged_content_is_not_compiled(workplace: Workplace, change: Callable[[Path], None]) -> None:
     """If only times or inodes change, nothing is compiled."""
     for path in (workplace.folder / "kernel.cu", workplace.folder / "tile.h", workplace.root / "include" / "shared.h"):
@@ -577,7 +577,7 @@ def test_delete_builds_follows_no_symlink(workplace: Workplace, tmp_path: Path) 
     assert list((tmp_path / "outside").glob("*/kernel.so")) != []
 
 
-@pytest.mark.parametrize("folder", ["", "builds", "binding"])
+@pytest.mark.parametrize("folder", nightly_after(1, ["", "builds", "binding"]))
 def test_a_cache_that_everybody_may_write_to_is_refused(unbuilt: Workplace, folder: str) -> None:
     """Libraries of the cache are loaded and run, so no other user may write to it."""
     path = unbuilt.cache / folder

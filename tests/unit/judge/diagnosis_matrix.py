@@ -105,9 +105,14 @@ def whole_matrix(policy: str = "same_precision") -> Iterator[tuple[str, str, str
                 yield name, precision, case, verdict(name, precision, case, policy)
 
 
+def names_of_part() -> list[str]:
+    """Every second mistake."""
+    return [*MISTAKES, *UNLISTED][::2]
+
+
 def part_of_matrix() -> Iterator[tuple[str, str, str, Verdict]]:
-    """Every mistake at one precision and one case where its output is wrong; precisions and cases take turns."""
-    for place, name in enumerate([*MISTAKES, *UNLISTED]):
+    """Every second mistake at one precision and one case where its output is wrong; these take turns."""
+    for place, name in enumerate(names_of_part()):
         for step in range(len(CASES) * len(PRECISIONS)):
             precision = list(PRECISIONS)[(place + step) % len(PRECISIONS)]
             case = CASES[(place + step // len(PRECISIONS)) % len(CASES)]
