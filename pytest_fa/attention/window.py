@@ -67,7 +67,10 @@ class SlidingWindow(Part):
     name = "window"
     summary = "a query sees only keys near its own position"
     tokens = (Sides(),)
-    rows = (("`-win127_0`, `-wino_5`", "a window of 127 keys before a query and none behind it; an open side"),)
+    rows = (
+        ("`-win127_0`", "a window: 127 keys before a query, and none after it"),
+        ("`-wino_5`, `-winm8_57`", "`o`: no limit on that side; `m`: minus"),
+    )
     supports = "window"
     is_in_c_interface = False
     claims = ("none", "left", "both", "negative")

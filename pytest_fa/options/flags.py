@@ -122,8 +122,8 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
     ),
     OptionRow(
         "--fa-baselines",
-        "SDPA backends and noop to time: all; near: by saved records, backends within 1.1 x of the fastest, and noop "
-        "if it has no time; needed: like near, but reuses baseline times that are less than 10 minutes old",
+        "SDPA backends and noop to time: all; near: only the backends that saved records show within 1.1 x of the "
+        "fastest, and noop if it has no time yet; needed: like near, but times of the last 10 minutes are reused",
         "WHICH",
         "needed",
     ),

@@ -35,7 +35,7 @@ def origin_of(records: Iterable[Record], *, of_times: bool = True, shares: Itera
     all_shares = (
         Share(sum(bool(each.source.dirty) for each in shown), *of_shown, "from a tree with uncommitted changes"),
         Share(sum(each.source.commit is None for each in shown), *of_shown, "without a commit"),
-        Share(sum(map(has_no_second_clock, timed)), *of_shown, "before the judge's clock confirmed times"),
+        Share(sum(map(has_no_second_clock, timed)), *of_shown, "older than the judge's clock"),
         *shares,
     )
     whole = " and ".join(share.words for share in all_shares if share.number == share.total)

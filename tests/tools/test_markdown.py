@@ -30,7 +30,7 @@ TABLE = """\
 | `fast` | 1/1 | 10.00 | 20.00 | 53.69 | 1.000 | - | - |
 | `empty` | not checked | 1.00 | 5.00 | - | - | - | - |
 
-Measured on the CPU a CPU, 2026-01-01, without a commit and before failures were saved (2026-11-27)."""
+Measured on the CPU a CPU, 2026-01-01, without a commit and older than the saving of failures (2026-11-27)."""
 EXPECTED = f"Before.\n\n{HEAD}\n\n{TABLE}\n\n<!-- /fa-variants -->\n\nAfter.\n"
 
 

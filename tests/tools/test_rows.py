@@ -101,7 +101,7 @@ def test_a_failure_stands_in_place_of_the_time(write_variant: WriteVariant, tmp_
         ["`sdpa_cudnn`", "not checked", "12.00", "1.000"],
     ]
     assert table.splitlines()[-1] == (
-        "Measured on the CPU a CPU, 2026-01-01, without a commit and before failures were saved (2026-11-27)."
+        "Measured on the CPU a CPU, 2026-01-01, without a commit and older than the saving of failures (2026-11-27)."
     )
     property_failed = record("one", id="one-many_heads", kind="property", outcome=Outcome.HUNG, measured_at=later)
     save_records([property_failed], tmp_path / "other")

@@ -123,7 +123,7 @@ def with_origin(markdown: str, records: Iterable[Record], *, has_checks: bool = 
     all_records = list(records)
     judged = [each for each in all_records if each.kind in JUDGED_KINDS and (each.check or _is_failure(each))]
     old = sum(day_of(record) < FAILURES_SAVED_SINCE for record in judged)
-    old_checks = Share(old, len(judged), "check", f"before failures were saved ({FAILURES_SAVED_SINCE})")
+    old_checks = Share(old, len(judged), "check", f"older than the saving of failures ({FAILURES_SAVED_SINCE})")
     shares = [old_checks] if has_checks and judged else []
     return with_line(markdown, origin_of(all_records, of_times=has_times, shares=shares))
 

@@ -43,13 +43,13 @@ ONE = "measured on an NVIDIA H200, 2026-11-01, commit aaaaaaaa"
         ([timed(dirty=True), timed()], f"{ONE}; 1 of 2 times from a tree with uncommitted changes"),
         (
             [timed(judge=False), timed(dirty=True, judge=False)],
-            f"{ONE}, before the judge's clock confirmed times; 1 of 2 times from a tree with uncommitted changes",
+            f"{ONE}, older than the judge's clock; 1 of 2 times from a tree with uncommitted changes",
         ),
         (
             [timed(dirty=True, judge=False)],
-            f"{ONE}, from a tree with uncommitted changes and before the judge's clock confirmed times",
+            f"{ONE}, from a tree with uncommitted changes and older than the judge's clock",
         ),
-        ([timed(judge=False)] * 2, f"{ONE}, before the judge's clock confirmed times"),
+        ([timed(judge=False)] * 2, f"{ONE}, older than the judge's clock"),
         ([timed(commit=None)], "measured on an NVIDIA H200, 2026-11-01, without a commit"),
         ([timed(), timed(environment=record().environment)], ONE.replace("H200", "H200 and the CPU a CPU")),
         ([timed(speed=None, dirty=True)], f"{ONE}, from a tree with uncommitted changes"),
