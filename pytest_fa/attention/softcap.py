@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.mistake import Mistake, Positions, exponentials
 from pytest_fa.attention.part import CallInputs, Part, Shape
-from pytest_fa.attention.token import Float32
+from pytest_fa.attention.token import Float32, as_float32
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +37,8 @@ class SoftCap(Part):
             return None
         if cap < 0:
             return f"softcap is {cap:g}; it must be above 0"
+        if as_float32(cap) in (0.0, float("inf")):
+            return f"softcap is {cap:g}; float32 cannot hold it"
         return "scores alone have no soft cap; drop -cap" if case.computes == "scores" else None
 
     # -- the manifest -----------------------------------------------------------------------------------------------

@@ -140,6 +140,8 @@ class Float32:
 
 def shortest(value: float) -> str:
     """The decimal number with the fewest digits that is the same float32, without an exponent."""
+    if as_float32(value) == 0:
+        return "0"
     texts = (format(Decimal(f"{value:.{digits}g}"), "f") for digits in range(1, 10))
     return next(text for text in texts if as_float32(float(text)) == as_float32(value))
 

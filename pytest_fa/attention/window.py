@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 OPEN = -1  # what libraries pass for an open side
+MAX_SIDE = 2**31 - 1
+AS_WINDOW = "a window and a causal mask are one thing; write the window with 0 behind a query, such as -win127_0"
+AS_MASK = "a window that is open before a query and has 0 behind it is the bottom-right mask: write -causal_br"
 WORDS = ("window_left", "window_right")
 
 
@@ -82,15 +85,18 @@ class SlidingWindow(Part):
         window, causal = case.value_of("window"), case.value_of("causal")
         if window == PLAIN:
             return None
-        if causal != "none":
-            return "a window and a causal mask are one thing; write the window with 0 behind a query, such as -win127_0"
-        if window == (None, 0):
-            return "a window that is open before a query and has 0 behind it is the bottom-right mask: write -causal_br"
-        if case.computes == "scores":
-            return "scores alone have no window; drop -win"
-        if None not in window and window.right < -window.left:
-            return f"the window ({window.left}, {window.right}) has no key; the sum of both sides must be 0 or more"
-        return None
+        is_empty = None not in window and window.right < -window.left
+        problems = (
+            (causal != "none", AS_WINDOW),
+            (any(abs(side or 0) > MAX_SIDE for side in window), f"a side of a window has at most {MAX_SIDE} keys"),
+            (window == (None, 0), AS_MASK),
+            (case.computes == "scores", "scores alone have no window; drop -win"),
+            (
+                is_empty,
+                f"the window ({window.left}, {window.right}) has no key; the sum of both sides must be 0 or more",
+            ),
+        )
+        return next((text for applies, text in problems if applies), None)
 
     def visible_pairs(self, case: Shape) -> int | None:
         """The pairs in the window."""

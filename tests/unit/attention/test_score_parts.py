@@ -93,6 +93,11 @@ def judged(variant: Variant, case: str) -> CaseResult:
         ("cap2p50", "write 'b1h1s64d64-fp16-cap2p5-seed0'"),
         ("scale0p125", "is not in its shortest form; write 'b1h1s64d64-fp16-seed0'"),
         ("scale" + "9" * 40, "float32 cannot hold it"),
+        ("cap0p" + "0" * 49 + "1", "is not in its shortest form"),
+        ("cap" + "9" * 44, "softcap is 1e+44; float32 cannot hold it"),
+        ("win9999999999_0", "a side of a window has at most 2147483647 keys"),
+        ("scalem0", "is not in its shortest form; write 'b1h1s64d64-fp16-scale0-seed0'"),
+        ("scale0p" + "0" * 45 + "1", "is not in its shortest form; write 'b1h1s64d64-fp16-scale0-seed0'"),
         ("cap2-win3_0", "is malformed; the form is"),
     ],
 )
