@@ -178,6 +178,10 @@ class Part:
         """Fields of cases that need a claim, of which several are judged because mistakes depend on them."""
         return (self.fields_with(claim, heads),)
 
+    def sized_in_turn(self, claim: Any) -> tuple[tuple[int, int, Mapping[str, Any]], ...]:  # noqa: ARG002  # one of `claims`
+        """Numbers of queries and keys, with fields, at which mistakes in a claim show that others do not have."""
+        return ()
+
     def needs_two_lengths(self, claim: Any) -> bool:  # noqa: ARG002  # one of `claims`
         """Whether a claim shows only in cases whose numbers of queries and keys differ."""
         return False

@@ -151,6 +151,15 @@ class SlidingWindow(Part):
         masked = {} if claim == "none" else {"causal": "none"}
         return tuple({**masked, "window": window} for window in windows)
 
+    def sized_in_turn(self, claim: Any) -> tuple[tuple[int, int, Mapping[str, Any]], ...]:  # one of `claims`
+        """One query; many keys, of which whole tiles are hidden; windows of several tiles; a negative right side."""
+        return {
+            "none": (),
+            "left": ((1, 1055, {"window": Window(127, 0)}), (300, 1055, {"window": Window(200, 0)})),
+            "both": ((1, 1055, {"window": Window(300, 5)}), (300, 700, {"window": Window(130, 190)})),
+            "negative": ((150, 150, {"window": Window(70, -3)}),),
+        }[claim]
+
     def needs_two_lengths(self, claim: Any) -> bool:  # one of `claims`
         """With equal lengths, a window that is aligned to the first key would be right, too."""
         return bool(claim != "none")

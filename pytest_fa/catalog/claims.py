@@ -130,8 +130,20 @@ def claim_cases(variant: Variant, judged: Iterable[Case], seed: int = 0, dtypes:
     first = [] if has_keys else claims[:1]
     special = _special_cases(variant, accepted, seed, dtypes)
     without_keys = (case_of(variant, claim, seed, keys=0) for claim in first)
-    added = dict.fromkeys((*cases, *length_cases(variant, seed, dtypes), *without_keys, *special))
+    of_parts = _cases_of_parts(variant, claims, seed)
+    added = dict.fromkeys((*cases, *length_cases(variant, seed, dtypes), *of_parts, *without_keys, *special))
     return [case for case in added if case not in accepted]
+
+
+def _cases_of_parts(variant: Variant, claims: list[Claim], seed: int) -> Iterator[Case]:
+    """The cases of `Part.sized_in_turn` for what a variant claims, as far as it supports their lengths."""
+    for place, part in enumerate(parts.claimed_parts()):
+        for value in part.supported(variant.supports):
+            for claim in [claim for claim in claims if claim.values[place] == value][:1]:
+                for seq_q, seq_k, fields in part.sized_in_turn(value):
+                    case = _sized(variant, claim, *least_lengths(variant, seq_q, seq_k), seed).with_fields(fields)
+                    if variant.refuses(case) is None:
+                        yield case
 
 
 def _cases_of_two_lengths(variant: Variant, chosen: list[Claim], claims: list[Claim], seed: int) -> list[Case]:

@@ -175,6 +175,9 @@ def test_what_is_claimed_is_judged(variant_of: VariantOf) -> None:
     assert {Window(37, 0), Window(37, 21), Window(-8, 57), Window(None, None)} <= kinds
     assert {(case.value_of("softcap"), case.scale) for case in cases} >= {(0.0, 0.125), (2.0, 0.125), (50.0, 3.0)}
     assert any(case.value_of("softcap") and case.value_of("window") != Window(None, None) for case in cases)
+    windows = [case for case in cases if case.value_of("window") != Window(None, None)]
+    assert {1, 300} <= {case.seq_q for case in windows if case.seq_k == 1055}
+    assert {Window(70, -3), Window(300, 5), Window(200, 0)} <= kinds
     assert any(case.seq_q > case.seq_k for case in cases if case.value_of("window") != Window(None, None))
     assert all(variant_of().refuses(case) is None for case in cases)
 
