@@ -24,7 +24,7 @@ def forward(  # noqa: PLR0913  # one argument for each part of attention
     lse: torch.Tensor | None = None,  # [batch, heads, seq_q] fp32
     softcap: float = 0.0,  # scores become softcap * tanh(score / softcap); 0 for none
     window_left: int | None = None,  # keys that a query sees before its own position; None for all
-    window_right: int | None = None,  # and behind it
+    window_right: int | None = None,  # and after it
 ) -> torch.Tensor:
     """Return the attention output, [batch, heads, seq_q, head_dim]; write it into `out` if that is given.
 

@@ -1,8 +1,8 @@
-"""The sliding window: a query sees the keys from `left` before its own position to `right` behind it.
+"""The sliding window: a query sees the keys from `left` before its own position to `right` after it.
 
 The last query stands at the last key, as under a bottom-right mask: query i has the position i + seq_k - seq_q.  The
 query's own key is not counted, so that the window (0, 0) has one key.  A side may be open, or negative: with a `left`
-of -8 the window begins eight keys behind the query.
+of -8 the window begins eight keys after the query.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 OPEN = -1  # what libraries pass for an open side
 MAX_SIDE = 2**31 - 1
-AS_WINDOW = "a window and a causal mask are one thing; write the window with 0 behind a query, such as -win127_0"
-AS_MASK = "a window that is open before a query and has 0 behind it is the bottom-right mask: write -causal_br"
+AS_WINDOW = "a window and a causal mask are one thing; write the window with 0 after a query, such as -win127_0"
+AS_MASK = "a window that is open before a query and has 0 after it is the bottom-right mask: write -causal_br"
 WORDS = ("window_left", "window_right")
 
 
 class Window(NamedTuple):
-    """How many keys a query sees before and behind its own; None for all."""
+    """How many keys a query sees before and after its own; None for all."""
 
     left: int | None
     right: int | None
@@ -65,7 +65,7 @@ def _side(text: str) -> int | None:
 
 
 class SlidingWindow(Part):
-    """Hides keys before and behind a query, each by its distance."""
+    """Hides keys before and after a query, each by its distance."""
 
     name = "window"
     summary = "a query sees only keys near its own position"
@@ -266,9 +266,9 @@ def _others(window: Window) -> Iterator[tuple[str, Window]]:
         yield "the window is one key too short before the query, as if its own key counted", Window(left - 1, right)
         yield "the window has no end before the query", Window(None, right)
     if right is not None:
-        yield "the window is one key too long behind the query", Window(left, right + 1)
-        yield "the window is one key too short behind the query", Window(left, right - 1)
-        yield "the window has no end behind the query", Window(left, None)
+        yield "the window is one key too long after the query", Window(left, right + 1)
+        yield "the window is one key too short after the query", Window(left, right - 1)
+        yield "the window has no end after the query", Window(left, None)
     yield "the two sides of the window are exchanged", Window(right, left)
 
 

@@ -108,7 +108,8 @@ class Results:
         is_bad = self.nothing_ran or self.unjudged_cases or self.file.is_bad or self.is_fault_unreported or self._undone
         if is_bad and status == pytest.ExitCode.OK:
             return pytest.ExitCode.TESTS_FAILED
-        is_undecided = self.is_inconclusive and not self.file.is_bad and status == pytest.ExitCode.TESTS_FAILED
+        may_be_undecided = self.is_inconclusive and not self.file.is_bad and not self.unjudged_cases
+        is_undecided = may_be_undecided and status == pytest.ExitCode.TESTS_FAILED
         return UNDECIDED_STATUS if is_undecided else status
 
     def take(self, report: Any) -> None:  # noqa: ANN401  # a report with or without the attributes of `attach`

@@ -24,9 +24,8 @@ def time_line(record: Record, before: Record | None, baseline: Record | None, pr
 
 def untimed_line(record: Record) -> str:
     """A shape whose timing gave no time, or a wrong output."""
-    return (
-        f"{_title(record)}: {'correct, not timed' if record.outcome == Outcome.OK else f'{record.outcome}, not timed'}"
-    )
+    verdict = "correct" if record.outcome == Outcome.OK else record.outcome
+    return f"{_title(record)}: {verdict}, not timed"
 
 
 def wrong_shape_line(records: list[Record]) -> str:

@@ -196,6 +196,16 @@ def test_bad_functions_give_no_verdict(slides: Project, variant: str, function: 
     assert (record.outcome, record.check, record.message.splitlines()[0]) == (Outcome.INCONCLUSIVE, None, expected)
 
 
+def test_a_named_case_that_is_not_judged_outweighs_one_without_a_verdict(slides: Project) -> None:
+    """To run again cannot help a case that no kernel computes, so the exit status is that of a failure."""
+    masked = CASE.replace("-fp16", "-fp16-causal")
+    undecided, also_unjudged = (
+        slides.suite(f"--fa-case={cases}", "--fa-variant=bad_nan", "-k", "test_correct")
+        for cases in (CASE, f"{CASE},{masked}")
+    )
+    assert (undecided.ret, also_unjudged.ret) == (10, 1), also_unjudged.text
+
+
 def test_every_verdict_is_marked(judged: Run) -> None:
     """The line below the table, the answer and the failure say against what was judged; no verdict, no such line."""
     lines = [line for line in judged.outlines if "against your reference" in line]

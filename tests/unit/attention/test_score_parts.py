@@ -187,10 +187,10 @@ def test_what_is_claimed_is_judged(variant_of: VariantOf) -> None:
 MISTAKES = [
     ("own - window_left", "own - window_left - 1", "win15_3-sk80", "the window is one key too long before the query"),
     ("own - window_left", "own - window_left + 1", "win15_3", "the window is one key too short before the query"),
-    ("own + window_right", "own + window_right + 1", "win15_3", "the window is one key too long behind the query"),
-    ("own + window_right", "own + window_right - 1", "win15_3", "the window is one key too short behind the query"),
+    ("own + window_right", "own + window_right + 1", "win15_3", "the window is one key too long after the query"),
+    ("own + window_right", "own + window_right - 1", "win15_3", "the window is one key too short after the query"),
     ("window_left is not None", "False", "win15_3", "the window has no end before the query"),
-    ("window_right is not None", "False", "win15_3", "the window has no end behind the query"),
+    ("window_right is not None", "False", "win15_3", "the window has no end after the query"),
     (
         "    groups =",
         "    window_left, window_right = window_right, window_left\n    groups =",
