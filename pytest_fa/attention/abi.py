@@ -44,6 +44,12 @@ FIELDS: tuple[tuple[str, FieldKind], ...] = (
     ("v_descale", "pointer"),
     ("message", "pointer"),
     ("message_bytes", "uint64"),
+    ("features", "uint32"),
+    ("softcap", "float"),
+    ("window_left", "int64"),
+    ("window_right", "int64"),
 )
+# The bits of `features`, of the fields that a kernel reads only if the bit is set: `FaFeature`.
+FEATURES = {"softcap": 1, "window_left": 2, "window_right": 4}
 # The fields whose values have a code.
 CODES = {"dtype": DTYPE_CODES, "causal": CAUSAL_CODES, "out_dtype": DTYPE_CODES}

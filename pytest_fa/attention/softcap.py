@@ -27,7 +27,6 @@ class SoftCap(Part):
     tokens = (Float32("softcap", "cap", "cap", lambda _: 0.0),)
     rows = (("`-cap50`", "a soft cap of 50 on the scores"),)
     supports = "softcap"
-    is_in_c_interface = False
     claims = (False, True)
     words = {"softcap": ("softcap", "soft_cap", "logits_soft_cap", "logit_softcapping", "attn_softcap", "tanh_cap")}
 

@@ -75,7 +75,6 @@ class SlidingWindow(Part):
         ("`-wino_5`, `-winm8_57`", "`o`: no limit on that side; `m`: minus"),
     )
     supports = "window"
-    is_in_c_interface = False
     claims = ("none", "left", "both", "negative")
     words = {"window_left": ("window_left", "window_size_left"), "window_right": ("window_right", "window_size_right")}
     made_words = {"window_size": ("window_size", "window")}

@@ -9,6 +9,7 @@
 #include <tvm/ffi/c_api.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
+#include <float.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -81,6 +82,13 @@ class Arguments {
     const DLTensor* tensor = TensorOrNone(name);
     FA_REQUIRE(tensor != nullptr, TypeError, "%s must be a tensor, got None", name);
     return *tensor;
+  }
+
+  // Skips the next argument if it is None.  Returns whether it was.
+  bool SkipNone() {
+    const bool is_none = next_->type_index == kTVMFFINone;
+    if (is_none) ++next_;
+    return is_none;
   }
 
   int64_t Integer(const char* name) {
@@ -230,7 +238,6 @@ FaForwardArgs MakeArgs(Computes computes, const DLTensor& q, const DLTensor& k, 
 
   FaForwardArgs args = {};
   args.abi_version = FA_ABI_VERSION;
-  args.struct_size = sizeof(FaForwardArgs);
   args.q = Data(q);
   args.k = Data(k);
   args.v = Data(v);
@@ -250,6 +257,28 @@ FaForwardArgs MakeArgs(Computes computes, const DLTensor& q, const DLTensor& k, 
   args.scale = static_cast<float>(scale);
   args.out_dtype = out_dtype;
   return args;
+}
+
+// Reads the features of a call, each of which is None if the call lacks it.
+void ReadFeatures(Arguments& arguments, FaForwardArgs& args) {
+  if (!arguments.SkipNone()) {
+    args.features |= FA_SOFTCAP;
+    args.softcap = static_cast<float>(arguments.Number("softcap"));
+    FA_REQUIRE(args.softcap > 0.0f && args.softcap <= FLT_MAX, ValueError,
+               "softcap is %g; it must be above 0 and finite, or None for no soft cap", args.softcap);
+  }
+  if (!arguments.SkipNone()) {
+    args.features |= FA_WINDOW_LEFT;
+    args.window_left = arguments.Integer("window_left");
+  }
+  if (!arguments.SkipNone()) {
+    args.features |= FA_WINDOW_RIGHT;
+    args.window_right = arguments.Integer("window_right");
+  }
+  FA_REQUIRE(!(args.features & (FA_WINDOW_LEFT | FA_WINDOW_RIGHT)) || args.causal == FA_CAUSAL_NONE, ValueError,
+             "causal is %s beside a window; leave it out: window_right=0 hides the keys after a query",
+             args.causal == FA_CAUSAL_TOP_LEFT ? "top_left" : "bottom_right");
+  args.struct_size = args.features == 0 ? FA_PLAIN_SIZE : sizeof(FaForwardArgs);
 }
 
 // Makes `device` the current device until the end of a scope, like the device guard of torch.
@@ -279,6 +308,7 @@ void Forward(Arguments arguments) {
   const DLTensor *lse = arguments.TensorOrNone("lse"), *workspace = arguments.TensorOrNone("workspace");
   const double scale = arguments.Number("scale");
   FaForwardArgs args = MakeArgs(COMPUTES, q, k, v, out, scale, arguments.Integer("causal"));
+  ReadFeatures(arguments, args);
   char message[512] = "";
   args.message = message;
   args.message_bytes = sizeof(message);
@@ -310,7 +340,8 @@ int64_t WorkspaceBytes(Arguments arguments) {
   const DLTensor &q = arguments.Tensor("q"), &k = arguments.Tensor("k"), &v = arguments.Tensor("v");
   const DLTensor& out = arguments.Tensor("out");
   const double scale = arguments.Number("scale");
-  const FaForwardArgs args = MakeArgs(COMPUTES, q, k, v, out, scale, arguments.Integer("causal"));
+  FaForwardArgs args = MakeArgs(COMPUTES, q, k, v, out, scale, arguments.Integer("causal"));
+  ReadFeatures(arguments, args);
   DeviceGuard guard(q.device.device_id);
   return fa_workspace_bytes == nullptr ? 0 : static_cast<int64_t>(fa_workspace_bytes(&args));
 }
@@ -333,8 +364,8 @@ int64_t WorkspaceBytes(Arguments arguments) {
 
 #define FA_RETURN(TYPE, VALUE) result->type_index = TYPE, result->v_int64 = VALUE
 
-FA_EXPORT_FFI(forward, 11, Forward<Computes::kAttention>(arguments))
-FA_EXPORT_FFI(workspace_bytes, 6, FA_RETURN(kTVMFFIInt, WorkspaceBytes<Computes::kAttention>(arguments)))
-FA_EXPORT_FFI(scores, 11, Forward<Computes::kScores>(arguments))
-FA_EXPORT_FFI(scores_workspace_bytes, 6, FA_RETURN(kTVMFFIInt, WorkspaceBytes<Computes::kScores>(arguments)))
+FA_EXPORT_FFI(forward, 14, Forward<Computes::kAttention>(arguments))
+FA_EXPORT_FFI(workspace_bytes, 9, FA_RETURN(kTVMFFIInt, WorkspaceBytes<Computes::kAttention>(arguments)))
+FA_EXPORT_FFI(scores, 14, Forward<Computes::kScores>(arguments))
+FA_EXPORT_FFI(scores_workspace_bytes, 9, FA_RETURN(kTVMFFIInt, WorkspaceBytes<Computes::kScores>(arguments)))
 FA_EXPORT_FFI(needs_workspace, 0, FA_RETURN(kTVMFFIBool, fa_workspace_bytes != nullptr))

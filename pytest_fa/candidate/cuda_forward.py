@@ -43,6 +43,9 @@ class CudaForward:
         q_descale: torch.Tensor | None = None,
         k_descale: torch.Tensor | None = None,
         v_descale: torch.Tensor | None = None,
+        softcap: float | None = None,
+        window_left: int | None = None,
+        window_right: int | None = None,
         **others: Any,  # noqa: ANN401  # words that the binding lacks
     ) -> torch.Tensor:
         """Make one call.  Raises as `Forward` says, and `TypeError` for a word that the binding lacks."""
@@ -53,15 +56,16 @@ class CudaForward:
         code = CAUSAL_CODES.get(causal, UNKNOWN)
         workspace = None
         if self._needs_workspace:
-            size = self._workspace_bytes(q, k, v, out, scale, code)
+            size = self._workspace_bytes(q, k, v, out, scale, code, softcap, window_left, window_right)
             workspace = self._allocate(size, q.device)
         try:
-            self._entry(q, k, v, out, lse, workspace, scale, code, q_descale, k_descale, v_descale)
+            features = (softcap, window_left, window_right)
+            self._entry(q, k, v, out, lse, workspace, scale, code, *features, q_descale, k_descale, v_descale)
         except (ValueError, RuntimeError) as problem:
             raise _translate_error(problem, q, k, self._library) from None
         return out
 
-    def workspace_bytes(
+    def workspace_bytes(  # noqa: PLR0913  # as `__call__`
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -70,12 +74,16 @@ class CudaForward:
         *,
         scale: float,
         causal: str = "none",
+        softcap: float | None = None,
+        window_left: int | None = None,
+        window_right: int | None = None,
         **_: object,
     ) -> int:
         """The size of the workspace that a call needs; 0 if it needs none."""
         if not self._needs_workspace:
             return 0
-        return int(self._workspace_bytes(q, k, v, out, scale, CAUSAL_CODES.get(causal, UNKNOWN)))
+        features = (softcap, window_left, window_right)
+        return int(self._workspace_bytes(q, k, v, out, scale, CAUSAL_CODES.get(causal, UNKNOWN), *features))
 
 
 def _translate_error(problem: Exception, q: torch.Tensor, k: torch.Tensor, library: str) -> Exception:

@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 
 #define FA_ABI_VERSION 1
 #define FA_EXPORT extern "C" __attribute__((visibility("default")))
@@ -23,6 +24,7 @@
 enum FaStatus { FA_OK = 0, FA_REFUSED = -1 };
 enum FaDtype { FA_DTYPE_fp16 = 0, FA_DTYPE_bf16 = 1, FA_DTYPE_fp32 = 2, FA_DTYPE_e4m3 = 3 };
 enum FaCausal { FA_CAUSAL_NONE = 0, FA_CAUSAL_TOP_LEFT = 1, FA_CAUSAL_BOTTOM_RIGHT = 2 };
+enum FaFeature { FA_SOFTCAP = 1, FA_WINDOW_LEFT = 2, FA_WINDOW_RIGHT = 4 };
 
 /* The strides of a tensor [batch, heads, seq, head_dim], in elements. */
 struct FaStrides {
@@ -31,7 +33,7 @@ struct FaStrides {
 
 struct FaForwardArgs {
   uint32_t abi_version; /* FA_ABI_VERSION of the caller */
-  uint32_t struct_size; /* sizeof(FaForwardArgs) of the caller */
+  uint32_t struct_size; /* sizeof(FaForwardArgs) of the caller; FA_PLAIN_SIZE if `features` is 0 */
 
   const void* q; /* [batch, heads,    seq_q, head_dim] */
   const void* k; /* [batch, kv_heads, seq_k, head_dim] */
@@ -45,7 +47,7 @@ struct FaForwardArgs {
   int64_t batch, heads, kv_heads, seq_q, seq_k, head_dim;
   struct FaStrides q_stride, k_stride, v_stride, out_stride;
   int32_t dtype;     /* FaDtype of q, k and v */
-  int32_t causal;    /* FaCausal */
+  int32_t causal;    /* FaCausal; FA_CAUSAL_NONE if the call has a window */
   float scale;       /* factor of the scores q k^T, before the softmax */
   int32_t out_dtype; /* FaDtype of out: that of q, but fp16 or bf16 if q is e4m3 */
 
@@ -56,7 +58,17 @@ struct FaForwardArgs {
 
   char* message; /* receives the reason for a refusal; may be NULL */
   uint64_t message_bytes;
+
+  /* A bit for each feature that the call has; 0 for plain attention.  A field below is read only if its bit is set: 0 is a
+   * side of a window like any other.  Query i has the position p = i + seq_k - seq_q. */
+  uint32_t features;    /* FaFeature */
+  float softcap;        /* FA_SOFTCAP: scores become softcap * tanh(score / softcap), after the scale and before the mask */
+  int64_t window_left;  /* FA_WINDOW_LEFT: keys below p - window_left are hidden; may be negative */
+  int64_t window_right; /* FA_WINDOW_RIGHT: keys above p + window_right are hidden; may be negative */
 };
+
+/* The struct_size of a call without features: that of the first fa_forward.h, whose struct ends before `features`. */
+#define FA_PLAIN_SIZE offsetof(struct FaForwardArgs, features)
 
 /* What a source exports.  A definition with these arguments is a C function, even without FA_EXPORT; one with other
  * arguments does not compile. */
@@ -76,14 +88,56 @@ __attribute__((format(printf, 2, 3))) static inline int fa_refuse(const struct F
   return FA_REFUSED;
 }
 
-/* Checks that the caller uses the struct of this header. fa_forward must call it before it reads anything else. */
-static inline int fa_check_abi(const struct FaForwardArgs* args) {
-  if (args->abi_version != FA_ABI_VERSION || args->struct_size != sizeof(struct FaForwardArgs)) {
-    return fa_refuse(args, "the caller's ABI is version %u with %u bytes, this kernel's is %u with %zu", args->abi_version,
-                     args->struct_size, FA_ABI_VERSION, sizeof(struct FaForwardArgs));
+/* The caller's arguments, with zeros for the fields that the caller's struct does not have.  A kernel reads features from
+ * this copy, because a call without features may come with a struct of FA_PLAIN_SIZE bytes. */
+static inline struct FaForwardArgs fa_copy_args(const struct FaForwardArgs* args) {
+  struct FaForwardArgs copy;
+  memset(&copy, 0, sizeof(copy));
+  memcpy(&copy, args, args->struct_size < sizeof(copy) ? args->struct_size : sizeof(copy));
+  return copy;
+}
+
+/* Checks that the caller uses this ABI, and refuses each feature that is not in `taken`, bits of FaFeature.  fa_forward must
+ * call it, or fa_check_abi, before it reads anything else.
+ *
+ * A longer struct is accepted if all bytes that this header does not know are zero. */
+static inline int fa_check_features(const struct FaForwardArgs* args, uint32_t taken) {
+  static const struct {
+    uint32_t bit;
+    const char *feature, *name;
+  } known[] = {
+      {FA_SOFTCAP, "a soft cap", "FA_SOFTCAP"},
+      {FA_WINDOW_LEFT, "a window (window_left)", "FA_WINDOW_LEFT"},
+      {FA_WINDOW_RIGHT, "a window (window_right)", "FA_WINDOW_RIGHT"},
+  };
+  const size_t own_size = sizeof(struct FaForwardArgs);
+  if (args->abi_version != FA_ABI_VERSION || args->struct_size < FA_PLAIN_SIZE) {
+    return fa_refuse(args, "the caller's ABI is version %u with %u bytes, this kernel's is %u with %zu or more",
+                     args->abi_version, args->struct_size, FA_ABI_VERSION, FA_PLAIN_SIZE);
+  }
+  const uint32_t features = fa_copy_args(args).features;
+  uint32_t newer = features;
+  for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); ++i) {
+    if (features & known[i].bit & ~taken) {
+      return fa_refuse(args, "the call has %s, but this kernel does not pass %s to fa_check_features", known[i].feature,
+                       known[i].name);
+    }
+    newer &= ~known[i].bit;
+  }
+  if (newer != 0) return fa_refuse(args, "the call has features 0x%x, which are newer than this kernel's fa_forward.h", newer);
+  if (features != 0 && args->struct_size < own_size) {
+    return fa_refuse(args, "the call has features and a struct of %u bytes, this kernel's has %zu", args->struct_size, own_size);
+  }
+  for (size_t byte = own_size; byte < args->struct_size; ++byte) {
+    if (((const unsigned char*)args)[byte] != 0) {
+      return fa_refuse(args, "byte %zu of the caller's struct is not 0; this kernel's struct has %zu bytes", byte, own_size);
+    }
   }
   return FA_OK;
 }
+
+/* The same for a kernel of plain attention, which takes no feature. */
+static inline int fa_check_abi(const struct FaForwardArgs* args) { return fa_check_features(args, 0); }
 
 /* Lets `kernel` use more than 48 KB of dynamic shared memory.  Refuses if the GPU has too little for that and the
  * kernel's static shared memory, with all sizes. */

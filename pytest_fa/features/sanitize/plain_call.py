@@ -58,6 +58,9 @@ class ForwardArgs(ctypes.Structure):
     _fields_ = tuple((name, CTYPES[kind]) for name, kind in abi.FIELDS)
 
 
+PLAIN_SIZE = ForwardArgs.features.offset  # `FA_PLAIN_SIZE`
+
+
 class PlainResult(msgspec.Struct, frozen=True):
     """The result of the call; `not_finite` is the number of NaN and Inf elements in the output."""
 
@@ -123,7 +126,7 @@ def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
 
     Raises `UnsupportedCase` for a part of attention that the C interface lacks.
     """
-    args = ForwardArgs(abi_version=ABI_VERSION, struct_size=ctypes.sizeof(ForwardArgs))
+    args = ForwardArgs(abi_version=ABI_VERSION, struct_size=PLAIN_SIZE)
     args.q, args.k, args.v, args.out = q, k, v, out
     for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
         setattr(args, name, getattr(case, name))
@@ -138,6 +141,9 @@ def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
         if word not in dict(abi.FIELDS):
             raise UnsupportedCase(f"the C interface has no field for {word!r}")
         setattr(args, word, abi.CODES[word][value] if word in abi.CODES else value)
+        if word in abi.FEATURES:
+            args.features |= abi.FEATURES[word]
+            args.struct_size = ctypes.sizeof(ForwardArgs)
     return args
 
 

@@ -50,7 +50,16 @@ def test_strides_follow_the_layout(case_id: str, query: tuple[int, ...], key: tu
         [getattr(stride, name) for name in ("batch", "head", "seq", "dim")] for stride in (args.q_stride, args.k_stride)
     ]
     assert [list(query), list(key)] == strides
-    assert (args.abi_version, args.struct_size) == (1, ctypes.sizeof(plain_call.ForwardArgs))
+    assert (args.abi_version, args.struct_size, args.features) == (1, plain_call.PLAIN_SIZE, 0)
+
+
+def test_features_have_their_bits() -> None:
+    """A window and a cap of a case are in the struct, each with its bit; an open side has none."""
+    args = plain_call.forward_args(parse_case("b1h1s64d64-fp16-win7_0-sk80-cap2p5-seed0"), 1, 2, 3, 4)
+    assert (args.struct_size, args.features) == (ctypes.sizeof(plain_call.ForwardArgs), 1 | 2 | 4)
+    assert (args.softcap, args.window_left, args.window_right) == (2.5, 7, 0)
+    one_side = plain_call.forward_args(parse_case("b1h1s64d64-fp16-wino_5-seed0"), 1, 2, 3, 4)
+    assert (one_side.features, one_side.window_right) == (4, 5)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

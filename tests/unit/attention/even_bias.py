@@ -22,6 +22,7 @@ class EvenBias(Part):
     rows = (("`-bias2`", "2 is added to the scores of every second key"),)
     shapes = {"edge": ("b1h2s65d64-fp16-causal-bias2",)}  # noqa: RUF012  # as `Part` declares it
     supports = "bias"
+    is_in_c_interface = False
     claims = (0.0, 2.0)
     words = {"bias": ("bias", "score_bias")}  # noqa: RUF012  # as `Part` declares it
 

@@ -390,7 +390,7 @@ def test_the_tables_of_the_documentation_have_it() -> None:
     """The tables of ids, and of what can be judged, have a row for the part."""
     ids, judged = (list_block.block(words, Path()) for words in ("tokens", "judged"))
     assert "| `-bias2` | 2 is added to the scores of every second key |" in ids
-    assert f"| {PART.summary} | yes | `bias`: `0.0`, `2.0` |" in judged
+    assert f"| {PART.summary} | yes, not in CUDA sources | `bias`: `0.0`, `2.0` |" in judged
 
 
 REGISTER = "from even_bias import PART\n\nfrom pytest_fa.attention import parts\n\nparts.add(PART)\n"
@@ -413,3 +413,12 @@ def test_a_run_of_pytest_judges_it(new_project: NewProject, tmp_path: Path) -> N
     assert run.ret == 1
     assert outcomes == {"right": ("ok", CASE), "ignores": ("wrong", CASE)}
     assert "old does not support b1h2s64d64-fp16-bias2: bias is 2.0, supports 0.0" in run.text
+
+
+def test_a_cuda_source_cannot_claim_what_it_cannot_get(write_variant: WriteVariant, tmp_path: Path) -> None:
+    """The C interface has no field for the part, so the manifest of a CUDA source that claims it is refused."""
+    folder = write_variant("mine", manifest=f"{MANIFEST}supports: {{bias: true}}\n", **{"kernel.cu": ""})
+    with pytest.raises(
+        ManifestError, match=r"supports.bias is 0.0, 2.0, but the C interface has no field for it; drop"
+    ):
+        read_manifest(folder / "variant.yaml", tmp_path / "kernels")

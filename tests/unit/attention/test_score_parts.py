@@ -254,11 +254,6 @@ def test_what_is_not_claimed_is_refused(variant_of: VariantOf, supports: str, ca
     ("entry", "supports", "message"),
     [
         (
-            "{kind: cuda}",
-            "{window: [none, left]}",
-            "supports.window is none, left, but the C interface has no field for it; drop the key, or call the kernel",
-        ),
-        (
             '{target: "entry:forward", call: {arguments: [q, k, v]}}',
             "{device: [cpu], window: [none, left]}",
             "entry.call does not pass 'window_size', but supports.window is none, left; pass it, or both sides",
@@ -280,6 +275,14 @@ def test_a_claim_that_cannot_be_judged_is_refused(
     with pytest.raises(ManifestError) as problem:
         read_manifest(folder / "variant.yaml", tmp_path / "kernels")
     assert message in str(problem.value)
+
+
+def test_a_cuda_source_may_claim_both(write_variant: WriteVariant, tmp_path: Path) -> None:
+    """The C interface has fields for windows and soft caps."""
+    manifest = f"{MANIFEST}entry: {{kind: cuda}}\nsupports: {{window: [none, negative], softcap: true}}\n"
+    folder = write_variant("mine", manifest=manifest, **{"kernel.cu": ""})
+    (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+    assert variant.refuses(parse_case("b1h1s64d64-fp16-winm8_57-cap2-seed0")) is None
 
 
 def test_a_library_gets_its_own_words() -> None:

@@ -16,7 +16,7 @@ from pytest_fa.build.command import BINDING, binding_command, ffi_folder
 from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.candidate.cuda_forward import CudaForward
 from pytest_fa.errors import LaunchError, ToolchainError, UnsupportedCase
-from pytest_fa.features.sanitize.plain_call import ForwardArgs
+from pytest_fa.features.sanitize.plain_call import PLAIN_SIZE, ForwardArgs
 
 SOURCE = Path(__file__).with_name("binding_on_cpu.cpp")
 
@@ -67,7 +67,7 @@ def test_a_kernel_gets_addresses_sizes_and_strides(bound: Bound, dtype: torch.dt
     lse = torch.zeros(2, 4, 3)
     assert bound.forward(q, k, v, scale=0.5, causal="bottom_right", out=out, lse=lse) is out
     args = bound.last()
-    assert (args.abi_version, args.struct_size) == (1, ctypes.sizeof(ForwardArgs))
+    assert (args.abi_version, args.struct_size, args.features) == (1, PLAIN_SIZE, 0)
     assert [args.q, args.k, args.v, args.out, args.lse] == [each.data_ptr() for each in (q, k, v, out, lse)]
     sizes = [args.batch, args.heads, args.kv_heads, args.seq_q, args.seq_k, args.head_dim]
     assert sizes == [2, 4, 2, 3, 5, 8]
@@ -95,6 +95,17 @@ def test_an_expanded_axis_keeps_its_stride(bound: Bound) -> None:
     bound.forward(q, k, k, scale=1.0)
     stride = bound.last().k_stride
     assert (stride.batch, stride.head, stride.seq, stride.dim) == (40, 0, 8, 1)
+
+
+def test_a_feature_has_its_bit(bound: Bound) -> None:
+    """A window side of 0 is not an open side; a call with a feature has the whole struct."""
+    q, k, v, out = tensors()
+    bound.forward(q, k, v, scale=1.0, out=out, window_left=0, softcap=50.0)
+    args = bound.last()
+    assert (args.struct_size, args.features) == (ctypes.sizeof(ForwardArgs), 1 | 2)
+    assert (args.softcap, args.window_left) == (50.0, 0)
+    bound.forward(q, k, v, scale=1.0, out=out, window_right=-3)
+    assert (bound.last().features, bound.last().window_right) == (4, -3)
 
 
 def test_without_a_log_sum_exp_there_is_no_address(bound: Bound) -> None:
@@ -155,6 +166,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "4 heads cannot share 3 key/value heads evenly",
     ),
     "an lse of another type": ({"lse": torch.zeros(2, 4, 3).half()}, "lse must be float32, got 16 bits"),
+    "a cap of 0": ({"softcap": 0.0}, "softcap is 0; it must be above 0 and finite, or None for no soft cap"),
+    "a negative cap": ({"softcap": -2}, "softcap is -2; it must be above 0"),
+    "a cap that is NaN": ({"softcap": float("nan")}, "softcap is -?nan; it must be above 0"),
+    "a cap that float32 cannot hold": ({"softcap": 1e39}, "softcap is inf; it must be above 0 and finite"),
+    "half a key": ({"window_left": 0.5}, "window_left must be an integer, got float"),
+    "a window and a mask": (
+        {"window_left": 7, "causal": "bottom_right"},
+        "causal is bottom_right beside a window; leave it out: window_right=0 hides the keys after a query",
+    ),
     "an lse with gaps": ({"lse": torch.zeros(2, 4, 6)[..., ::2]}, "lse must be contiguous"),
 }
 
