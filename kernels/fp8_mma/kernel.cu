@@ -253,7 +253,7 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   if (args->seq_k > 0) {
     if (int status = fa::launch_transpose_v<HEAD_DIM>(args, stream)) return status;
   }
-  kernel<<<grid, THREADS, smem_bytes, stream>>>(*args, static_cast<unsigned>(args->heads / args->kv_heads),
+  kernel<<<grid, THREADS, smem_bytes, stream>>>(fa_copy_args(args), static_cast<unsigned>(args->heads / args->kv_heads),
                                                 static_cast<int>(fa::v_t_keys(args)));
   return static_cast<int>(cudaPeekAtLastError());
 }

@@ -257,7 +257,7 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
                      static_cast<long long>(args->seq_q), UINT16_MAX * BLOCK_M, static_cast<long long>(args->seq_k));
   }
   const dim3 grid(static_cast<unsigned>(args->heads), static_cast<unsigned>(blocks_per_head), static_cast<unsigned>(args->batch));
-  stable_kernel<T><<<grid, THREADS, 0, stream>>>(*args, static_cast<unsigned>(args->heads / args->kv_heads));
+  stable_kernel<T><<<grid, THREADS, 0, stream>>>(fa_copy_args(args), static_cast<unsigned>(args->heads / args->kv_heads));
   return static_cast<int>(cudaPeekAtLastError());
 }
 

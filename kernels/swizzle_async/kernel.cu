@@ -263,7 +263,7 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
     return status;
   }
   const dim3 grid(static_cast<unsigned>(args->heads), static_cast<unsigned>(blocks_per_head), static_cast<unsigned>(args->batch));
-  kernel<<<grid, THREADS, smem_bytes, stream>>>(*args, static_cast<unsigned>(args->heads / args->kv_heads));
+  kernel<<<grid, THREADS, smem_bytes, stream>>>(fa_copy_args(args), static_cast<unsigned>(args->heads / args->kv_heads));
   return static_cast<int>(cudaPeekAtLastError());
 }
 

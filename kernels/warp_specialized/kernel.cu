@@ -344,7 +344,7 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   }
   auto* kernel = &attention_kernel<T>;
   if (int status = fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), sizeof(Smem<T>))) return status;
-  kernel<<<static_cast<unsigned>(blocks), THREADS, sizeof(Smem<T>), stream>>>(*args);
+  kernel<<<static_cast<unsigned>(blocks), THREADS, sizeof(Smem<T>), stream>>>(fa_copy_args(args));
   return static_cast<int>(cudaPeekAtLastError());
 }
 

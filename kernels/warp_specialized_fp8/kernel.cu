@@ -467,7 +467,7 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   }
   auto* kernel = &attention_kernel<Out>;
   if (int status = fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), sizeof(Smem))) return status;
-  kernel<<<static_cast<unsigned>(blocks), THREADS, sizeof(Smem), stream>>>(*args);
+  kernel<<<static_cast<unsigned>(blocks), THREADS, sizeof(Smem), stream>>>(fa_copy_args(args));
   return static_cast<int>(cudaPeekAtLastError());
 }
 

@@ -25,6 +25,7 @@ from pytest_fa.gpu.inputs import Inputs, descale_keywords
 FOLDER = Path(__file__).parent
 NAN_BYTE = 0xFF  # a float of such bytes is NaN
 WORKSPACE_ALIGNMENT = 256
+OTHER_BYTES = 256  # behind the caller's struct, which a kernel must not read
 
 
 class StuckKernel(Exception):
@@ -120,7 +121,8 @@ class Emulated:
             for tensor in (out, lse):
                 tensor.fill_(math.nan)
             self._set(schedule, number)
-            status = self._library.fa_forward(ctypes.byref(args), None)
+            struct = ctypes.create_string_buffer(bytes(args)[: args.struct_size] + bytes([NAN_BYTE]) * OTHER_BYTES)
+            status = self._library.fa_forward(struct, None)
             if problem := self._library.emulator_error().decode():
                 raise StuckKernel(f"{self.variant.name}, {case.id}, {schedule}: {problem}")
             if status < 0:

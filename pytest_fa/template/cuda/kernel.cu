@@ -59,7 +59,8 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
   }
 #define LAUNCH_IF(DTYPE, HEAD_DIM)                                                                       \
   if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM) {                                   \
-    attention_kernel<DTYPE, HEAD_DIM><<<static_cast<unsigned>(blocks), BLOCK_THREADS, 0, stream>>>(*args); \
+    attention_kernel<DTYPE, HEAD_DIM>                                                                    \
+        <<<static_cast<unsigned>(blocks), BLOCK_THREADS, 0, stream>>>(fa_copy_args(args));               \
     return static_cast<int>(cudaPeekAtLastError());                                                      \
   }
   FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
