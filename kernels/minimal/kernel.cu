@@ -4,8 +4,8 @@
 // expect:  correct everywhere; hundreds of microseconds at the target shape (1x8x512x64), because 4096 rows fill only 32 of
 //          132 SMs
 // tile:    1 query x 1 key per thread, BLOCK_THREADS rows per block; 0 bytes of shared memory
-// takes:   fp16 and bf16, or fp32 (minimal_fp32), D = 64, any S_q >= 1 and S_kv >= 0, any strides, grouped heads, top-left and bottom-right causal
-//          masks
+// takes:   fp16 and bf16, or fp32 (minimal_fp32), D = 64, any S_q >= 1 and S_kv >= 0, any strides, grouped heads, top-left and
+//          bottom-right causal masks, windows, soft caps
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <math_constants.h>
@@ -29,15 +29,24 @@ __device__ __forceinline__ void from_float(fp16* x, float value) { *x = __float2
 __device__ __forceinline__ void from_float(bf16* x, float value) { *x = __float2bfloat16_rn(value); }
 __device__ __forceinline__ void from_float(fp32* x, float value) { *x = value; }
 
-// Returns how many keys query `row` sees: all, or those up to the causal diagonal.  The diagonal is aligned to the top-left or
-// to the bottom-right corner of S.
-__device__ __forceinline__ int64_t count_visible_keys(const FaForwardArgs& args, int64_t row) {
-  if (args.causal == FA_CAUSAL_NONE) return args.seq_k;
-  const int64_t shift = args.causal == FA_CAUSAL_TOP_LEFT ? 0 : args.seq_k - args.seq_q;
-  return max(int64_t(0), min(args.seq_k, row + 1 + shift));
+// The keys begin, begin + 1, ..., end - 1; none if end <= begin.
+struct VisibleKeys {
+  int64_t begin, end;
+};
+
+// Returns the keys that query `row` sees.  A causal diagonal is aligned to the top-left or to the bottom-right corner of S, a
+// window to the bottom-right one.
+__device__ __forceinline__ VisibleKeys find_visible_keys(const FaForwardArgs& args, int64_t row) {
+  const int64_t position = row + args.seq_k - args.seq_q;  // the key on the bottom-right diagonal
+  VisibleKeys keys = {0, args.seq_k};
+  if (args.causal != FA_CAUSAL_NONE) keys.end = min(keys.end, (args.causal == FA_CAUSAL_TOP_LEFT ? row : position) + 1);
+  if (args.features & FA_WINDOW_LEFT) keys.begin = max(keys.begin, position - args.window_left);
+  if (args.features & FA_WINDOW_RIGHT) keys.end = min(keys.end, position + args.window_right + 1);
+  return keys;
 }
 
-template <typename T, int HEAD_DIM>
+// IS_CAPPED is a template parameter, so that calls without a soft cap do not pay for it.
+template <typename T, int HEAD_DIM, bool IS_CAPPED>
 __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardArgs args) {
   const int64_t row_of_all_heads = int64_t(blockIdx.x) * BLOCK_THREADS + threadIdx.x;
   if (row_of_all_heads >= args.batch * args.heads * args.seq_q) return;
@@ -50,22 +59,23 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   const T* v_gmem = static_cast<const T*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head;
   T* out_gmem = static_cast<T*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head + row * args.out_stride.seq;
 
-  // Load Q, scaled for exp2: exp(x) = 2^(x log2 e).
-  const float scale_log2 = args.scale * CUDART_L2E_F;
+  // Load Q, scaled for exp2: exp(x) = 2^(x log2 e).  A soft cap comes between the scale and log2 e.
+  const float q_scale = IS_CAPPED ? args.scale : args.scale * CUDART_L2E_F;
   float q[HEAD_DIM];
 #pragma unroll
-  for (int d = 0; d < HEAD_DIM; ++d) q[d] = to_float(q_gmem[d * args.q_stride.dim]) * scale_log2;
+  for (int d = 0; d < HEAD_DIM; ++d) q[d] = to_float(q_gmem[d * args.q_stride.dim]) * q_scale;
 
   float o[HEAD_DIM] = {};
   float m = -CUDART_INF_F;  // running row max, in log2
   float l = 0.0f;           // running row sum
 
-  const int64_t visible_keys = count_visible_keys(args, row);
-  for (int64_t key = 0; key < visible_keys; ++key) {
+  const VisibleKeys keys = find_visible_keys(args, row);
+  for (int64_t key = keys.begin; key < keys.end; ++key) {
     // S = Q K^T
     float s = 0.0f;
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; ++d) s += q[d] * to_float(k_gmem[key * args.k_stride.seq + d * args.k_stride.dim]);
+    if (IS_CAPPED) s = args.softcap * tanhf(s / args.softcap) * CUDART_L2E_F;
 
     // row max
     const float m_new = fmaxf(m, s);
@@ -93,22 +103,24 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
 }
 
 template <typename T, int HEAD_DIM>
-int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  const int64_t rows = args->batch * args->heads * args->seq_q;
+int launch(const FaForwardArgs& args, cudaStream_t stream) {
+  const int64_t rows = args.batch * args.heads * args.seq_q;
   const int64_t blocks = (rows + BLOCK_THREADS - 1) / BLOCK_THREADS;
   if (blocks > INT32_MAX) {
-    return fa_refuse(args, "batch * heads * seq_q is %lld, the maximum is %d blocks of %d", static_cast<long long>(rows),
+    return fa_refuse(&args, "batch * heads * seq_q is %lld, the maximum is %d blocks of %d", static_cast<long long>(rows),
                      INT32_MAX, BLOCK_THREADS);
   }
-  minimal_kernel<T, HEAD_DIM><<<static_cast<unsigned>(blocks), BLOCK_THREADS, 0, stream>>>(*args);
+  const auto kernel = args.features & FA_SOFTCAP ? minimal_kernel<T, HEAD_DIM, true> : minimal_kernel<T, HEAD_DIM, false>;
+  kernel<<<static_cast<unsigned>(blocks), BLOCK_THREADS, 0, stream>>>(args);
   return static_cast<int>(cudaPeekAtLastError());
 }
 
-FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
-  if (int status = fa_check_abi(args)) return status;
+FA_EXPORT int fa_forward(const FaForwardArgs* caller_args, cudaStream_t stream) {
+  if (int status = fa_check_features(caller_args, FA_SOFTCAP | FA_WINDOW_LEFT | FA_WINDOW_RIGHT)) return status;
+  const FaForwardArgs args = fa_copy_args(caller_args);  // the caller's struct may end before its features
 #define LAUNCH_IF(DTYPE, HEAD_DIM) \
-  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM) return launch<DTYPE, HEAD_DIM>(args, stream);
+  if (args.dtype == FA_DTYPE_##DTYPE && args.head_dim == HEAD_DIM) return launch<DTYPE, HEAD_DIM>(args, stream);
   FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
 #undef LAUNCH_IF
-  return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));
+  return fa_refuse(&args, "no instantiation for dtype %d with head_dim %lld", args.dtype, static_cast<long long>(args.head_dim));
 }

@@ -253,6 +253,8 @@ inline int min(int x, int y) { return std::min(x, y); }
 inline int max(int x, int y) { return std::max(x, y); }
 inline unsigned min(unsigned x, unsigned y) { return std::min(x, y); }
 inline unsigned max(unsigned x, unsigned y) { return std::max(x, y); }
+inline int64_t min(int64_t x, int64_t y) { return std::min(x, y); }
+inline int64_t max(int64_t x, int64_t y) { return std::max(x, y); }
 
 inline void __syncthreads() { emulator::meet_at_barrier(0, emulator::block().threads, true); }
 inline void __syncwarp() { emulator::meet_warp("__syncwarp of its warp", [] {}); }
