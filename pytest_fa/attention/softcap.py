@@ -30,6 +30,25 @@ class SoftCap(Part):
     claims = (False, True)
     words = {"softcap": ("softcap", "soft_cap", "logits_soft_cap", "logit_softcapping", "attn_softcap", "tanh_cap")}
 
+    faults = dict.fromkeys(
+        (
+            "cuda_cap_ignored",
+            "cuda_cap_too_large",
+            "cuda_cap_before_scale",
+            "cuda_cap_twice",
+            "cuda_cap_not_multiplied",
+            "cuda_cap_of_log2",
+            "cuda_cap_in_half",
+            "cuda_cap_after_mask",
+        ),
+        ("max", False),
+    )
+    twins = ("cuda_twin_window_cap",)
+    selftest_shapes = (
+        f"b1h2s113d64-fp16-win37_0-cap{SMALL_CAP:g}",
+        f"b1h2s113d64-fp16-scale{LARGE_SCALE:g}-cap{LARGE_CAP:g}",
+    )
+
     def impossible(self, case: Shape) -> str | None:
         """A cap is positive, and only attention has one."""
         if self.tokens[0].plain(case) == (cap := case.value_of("softcap")):

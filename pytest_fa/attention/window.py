@@ -79,6 +79,34 @@ class SlidingWindow(Part):
     words = {"window_left": ("window_left", "window_size_left"), "window_right": ("window_right", "window_size_right")}
     made_words = {"window_size": ("window_size", "window")}
 
+    faults = {
+        **dict.fromkeys(
+            (
+                "cuda_window_left_too_long",
+                "cuda_window_counts_own_key",
+                "cuda_window_right_too_long",
+                "cuda_window_right_too_short",
+                "cuda_window_exchanged",
+                "cuda_window_top_left",
+                "cuda_window_chunks",
+                "cuda_window_ignored",
+                "cuda_window_zero_is_open",
+                "cuda_window_open_is_zero",
+                "cuda_window_negative_is_open",
+                "cuda_window_skips_tile",
+                "cuda_window_whole_tile",
+            ),
+            ("max", False),
+        ),
+        "cuda_window_empty_row": ("finite", False),
+    }
+    selftest_shapes = (
+        "b1h2s113d64-fp16-win37_0-sk150",
+        "b1h2s113d64-fp16-win9_21-sk150",
+        "b1h2s113d64-fp16-win20_o-sk150",
+        "b1h2s113d64-fp16-winm8_57-sk150",  # the last queries see no key
+    )
+
     def impossible(self, case: Shape) -> str | None:
         """A window has its own way to write a causal mask, and sees something."""
         window, causal = case.value_of("window"), case.value_of("causal")

@@ -14,6 +14,7 @@ from pytest_fa.attention.lse import PART
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Tolerance
+from pytest_fa.features.selftest.plugin import FOLDER as SELFTEST_KERNELS
 from pytest_fa.gpu.inputs import Inputs, make_inputs
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.output_check import check_output
@@ -34,7 +35,7 @@ def build(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Build
     Keywords are defines that replace the variant's.
     """
     emulator = Emulator(tmp_path_factory.mktemp("emulator"), shared_cache)
-    variants = discover((KERNELS,)).variants
+    variants = discover((KERNELS, SELFTEST_KERNELS)).variants
     builds: dict[tuple[str, tuple[int, ...], frozenset[tuple[str, int]]], Emulated] = {}
 
     def build_once(name: str, *head_dims: int, **defines: int) -> Emulated:
