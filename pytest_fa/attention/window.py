@@ -164,7 +164,7 @@ class SlidingWindow(Part):
         return "left" if right == 0 else "both"
 
     def fields_with(self, claim: Any, heads: int) -> Mapping[str, Any]:
-        """A window of each kind that cuts tiles, and no other mask."""
+        """A window of each kind that cuts tiles."""
         return self.fields_in_turn(claim, heads)[0]
 
     def fields_in_turn(self, claim: Any, heads: int) -> tuple[Mapping[str, Any], ...]:  # noqa: ARG002
@@ -175,8 +175,7 @@ class SlidingWindow(Part):
             "both": (Window(37, 21), Window(63, 64), Window(None, 5), Window(20, None)),
             "negative": (Window(-8, 57), Window(70, -3)),
         }[claim]
-        masked = {} if claim == "none" else {"causal": "none"}
-        return tuple({**masked, "window": window} for window in windows)
+        return tuple({"window": window} for window in windows)
 
     def sized_in_turn(self, claim: Any) -> tuple[tuple[int, int, Mapping[str, Any]], ...]:  # one of `claims`
         """One query; many keys, of which whole tiles are hidden; windows of several tiles; a negative right side."""

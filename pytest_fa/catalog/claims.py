@@ -7,6 +7,7 @@ the cases that are judged.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -19,8 +20,10 @@ from pytest_fa.attention import parts
 from pytest_fa.attention.dtypes import Dtype
 from pytest_fa.attention.e4m3 import SPECIAL
 from pytest_fa.attention.part import Part
+from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import Case, plain_case
-from pytest_fa.catalog.variant import Variant
+from pytest_fa.catalog.factors import FIRST_PART, Claim, Factors, claim_of
+from pytest_fa.catalog.variant import Supports, Variant
 
 QUERIES = 150  # more than two tiles of 64, and not a multiple of a tile
 FEWER = 77  # the other length under a bottom-right mask
@@ -32,83 +35,38 @@ MANY_KEYS = 1024
 LEAST_VISIBLE = 0.5  # of the pairs that the claim with most of them sees; a mask hides what a length shows
 
 
-class Claim(NamedTuple):
-    """One combination of supported values; `values` are those of `parts.claimed_parts()`."""
+def claims_of(variant: Variant, dtypes: tuple[str, ...] = (), judged: Iterable[Case] = ()) -> list[Claim]:
+    """A few combinations of values that a variant supports, the plainest first; with `dtypes`, those of these dtypes.
 
-    dtype: Dtype
-    head_dim: int
-    values: tuple[object, ...]
-
-    @property
-    def flat(self) -> tuple[object, ...]:
-        """All values."""
-        return (self.dtype, self.head_dim, *self.values)
-
-    @property
-    def pairs(self) -> frozenset[tuple[tuple[int, object], ...]]:
-        """Any two of the values, each with its place."""
-        return frozenset(itertools.combinations(self.placed, 2))
-
-    @property
-    def placed(self) -> tuple[tuple[int, object], ...]:
-        """The values, each with its place."""
-        return tuple(enumerate(self.flat))
-
-    @property
-    def special(self) -> int:
-        """How many parts have another value than a plain case."""
-        return sum(value != part.claims[0] for part, value in self._by_part())
-
-    @property
-    def needs_two_lengths(self) -> bool:
-        """Whether it shows only in a case whose numbers of queries and keys differ."""
-        return any(part.needs_two_lengths(value) for part, value in self._by_part())
-
-    def applied_to(self, case: Case, turn: int | None = None) -> Case:
-        """The case with these values, and as many heads as they need; `turn` chooses one of `Part.fields_in_turn`."""
-        case = case.with_dtype(self.dtype)
-        for part, value in self._by_part():
-            if turn is None:
-                fields = part.fields_with(value, case.heads)
-            else:
-                in_turn = part.fields_in_turn(value, case.heads)
-                fields = in_turn[turn % len(in_turn)]
-            case = case.with_fields(fields)
-        return case.with_fields({"head_dim": self.head_dim})
-
-    def _by_part(self) -> Iterable[tuple[Part, object]]:
-        return zip(parts.claimed_parts(), self.values, strict=True)
+    Together with the cases `judged`, they have any two values that a case which the variant supports can have.
+    """
+    factors, known = factors_of(variant, dtypes), [claim_of(case) for case in judged]
+    return factors.covering(known) if known else factors.claims
 
 
-def claim_of(case: Case) -> Claim:
-    """The values of a case that a manifest supports or not."""
-    return Claim(case.dtype, case.head_dim, tuple(part.claimed_by(case) for part in parts.claimed_parts()))
+def factors_of(variant: Variant, dtypes: tuple[str, ...] = ()) -> Factors:
+    """What may differ between the cases that a variant supports, fp16 first; with `dtypes`, those of these dtypes."""
+    return _factors(variant.supports, variant.instantiations, variant.computes, dtypes, tuple(parts.claimed_parts()))
 
 
-def claims_of(variant: Variant, dtypes: tuple[str, ...] = ()) -> list[Claim]:
-    """All combinations of values that a variant supports, fp16 first; with `dtypes`, those of these dtypes."""
-    supports = variant.supports
+@functools.lru_cache(maxsize=256)  # many variants support the same
+def _factors(
+    supports: Supports,
+    instantiations: tuple[tuple[Dtype, int], ...],
+    computes: Computes,
+    dtypes: tuple[str, ...],
+    claimed: tuple[Part, ...],
+) -> Factors:
     built = [
         (dtype, head_dim)
-        for dtype, head_dim in variant.instantiations
+        for dtype, head_dim in instantiations
         if dtype in supports.dtype and head_dim in supports.head_dim and (not dtypes or dtype in dtypes)
     ]
     ordered = sorted(built, key=lambda pair: pair[0] != "fp16")
-    supported = ((part, part.supported(supports)) for part in parts.claimed_parts())
-    values = itertools.product(*([claim for claim in part.claims if claim in claims] for part, claims in supported))
-    return [Claim(*pair, combination) for pair, combination in itertools.product(ordered, list(values))]
-
-
-def covering(claims: Iterable[Claim], judged: Iterable[Claim] = ()) -> list[Claim]:
-    """A few of `claims` that have, together with `judged`, any two values that occur together in `claims`."""
-    remaining = list(dict.fromkeys(claims))
-    missing = {pair for claim in remaining for pair in claim.pairs} - {pair for claim in judged for pair in claim.pairs}
-    chosen: list[Claim] = []
-    while missing:
-        best = max(remaining, key=lambda claim: len(claim.pairs & missing))
-        chosen.append(best)
-        missing -= best.pairs
-    return chosen
+    supported = {part: part.supported(supports) for part in claimed}
+    values = {part: tuple(claim for claim in part.claims if claim in of) for part, of in supported.items()}
+    plain = plain_case(BATCH, HEADS, QUERIES, 64, "fp16").computing(computes)
+    return Factors(plain, ordered, values)
 
 
 def claim_cases(variant: Variant, judged: Iterable[Case], seed: int = 0, dtypes: tuple[str, ...] = ()) -> list[Case]:
@@ -122,25 +80,25 @@ def claim_cases(variant: Variant, judged: Iterable[Case], seed: int = 0, dtypes:
     if variant.role != "candidate" or variant.cases:
         return []
     accepted = [case for case in judged if not variant.refuses(case)]
-    claims, supports = claims_of(variant, dtypes), variant.supports
-    chosen = covering(claims, map(claim_of, accepted))
+    factors, supports = factors_of(variant, dtypes), variant.supports
+    chosen = claims_of(variant, dtypes, accepted)
     cases = [case_of(variant, claim, seed) for claim in chosen if not claim.needs_two_lengths]
-    cases += _cases_of_two_lengths(variant, chosen, claims, seed)
+    cases += _cases_of_two_lengths(variant, chosen, claims_of(variant, dtypes), seed)
     has_keys = supports.seq_k_min > 0 or supports.self_attention_only or any(case.seq_k == 0 for case in accepted)
-    first = [] if has_keys else claims[:1]
+    first = None if has_keys else factors.first_with()
     special = _special_cases(variant, accepted, seed, dtypes)
-    without_keys = (case_of(variant, claim, seed, keys=0) for claim in first)
-    of_parts = _cases_of_parts(variant, claims, seed)
+    without_keys = [case_of(variant, first, seed, keys=0)] if first else []
+    of_parts = _cases_of_parts(variant, factors, seed)
     added = dict.fromkeys((*cases, *length_cases(variant, seed, dtypes), *of_parts, *without_keys, *special))
     return [case for case in added if case not in accepted]
 
 
-def _cases_of_parts(variant: Variant, claims: list[Claim], seed: int) -> Iterator[Case]:
+def _cases_of_parts(variant: Variant, factors: Factors, seed: int) -> Iterator[Case]:
     """The cases of `Part.sized_in_turn` for what a variant claims, as far as it supports their lengths."""
-    for place, part in enumerate(parts.claimed_parts()):
-        for value in part.supported(variant.supports):
-            for claim in [claim for claim in claims if claim.values[place] == value][:1]:
-                for seq_q, seq_k, fields in part.sized_in_turn(value):
+    for place, part in enumerate(parts.claimed_parts(), start=FIRST_PART):
+        for value in factors.values[place]:
+            for seq_q, seq_k, fields in part.sized_in_turn(value):
+                if claim := factors.first_with(place, value):
                     case = _sized(variant, claim, *least_lengths(variant, seq_q, seq_k), seed).with_fields(fields)
                     if variant.refuses(case) is None:
                         yield case
@@ -162,7 +120,8 @@ def length_cases(variant: Variant, seed: int = 0, dtypes: tuple[str, ...] = ()) 
 
     A claim whose mask hides most keys of these lengths is left out.
     """
-    claims, used, cases = claims_of(variant, dtypes), Counter[object](), list[Case]()
+    factors, used, cases = factors_of(variant, dtypes), Counter[object](), list[Case]()
+    claims = list(dict.fromkeys((*map(factors.fuller, factors.claims), *factors.claims)))
     for turn, lengths in enumerate(LENGTHS):
         seq_q, seq_k = least_lengths(variant, *lengths)
         possible = {claim: _sized(variant, claim, seq_q, seq_k, seed, turn // 2) for claim in claims}
@@ -174,7 +133,7 @@ def length_cases(variant: Variant, seed: int = 0, dtypes: tuple[str, ...] = ()) 
             cases.append(possible[chosen])
     if claims and not any(map(sees_many_keys, cases)):  # as under a mask that hides all but the first keys
         square = least_lengths(variant, LENGTHS[0][1], LENGTHS[0][1])
-        cases.append(_sized(variant, claims[0], *square, seed))
+        cases.append(_sized(variant, factors.claims[0], *square, seed))
     return cases
 
 
@@ -196,7 +155,8 @@ def case_of(
 def _sized(variant: Variant, claim: Claim, seq_q: int, seq_k: int, seed: int, turn: int | None = None) -> Case:
     """A case of these lengths with the values of a claim."""
     plain = plain_case(BATCH, HEADS, seq_q, claim.head_dim, claim.dtype, seed, seq_k=seq_k)
-    return claim.applied_to(plain.computing(variant.computes), turn).with_fields(
+    in_turn = None if turn is None else lambda _: turn
+    return claim.applied_to(plain.computing(variant.computes), in_turn).with_fields(
         {"fp8_out": variant.supports.fp8_out_of(claim.dtype)}
     )
 
@@ -205,10 +165,10 @@ def _special_cases(variant: Variant, judged: list[Case], seed: int, dtypes: tupl
     """For e4m3, a case with each kind of special heads that no case of `judged` has, in turn with each output dtype."""
     if "e4m3" not in variant.supports.dtype or (dtypes and "e4m3" not in dtypes):
         return []
-    claims = [claim for claim in claims_of(variant) if claim.dtype == "e4m3"]
+    claim = factors_of(variant, ("e4m3",)).first_with()
     missing = [kind for kind in SPECIAL if kind not in {case.data for case in judged}]
     kinds = zip(missing, itertools.cycle(reversed(variant.supports.fp8_out)), strict=False)
-    plain = [case_of(variant, claims[0], seed)] if claims else []
+    plain = [case_of(variant, claim, seed)] if claim else []
     return [msgspec.structs.replace(case, data=kind, fp8_out=out) for kind, out in kinds for case in plain]
 
 
@@ -244,16 +204,16 @@ def unjudged(variant: Variant, judged: Iterable[Case]) -> list[Unjudged]:
     if variant.role != "candidate" or variant.cases:
         return []
     judged = list(judged)
-    known, claims = {claim_of(case) for case in judged}, claims_of(variant)
-    kinds: list[tuple[Callable[[Claim], object], Callable[[Claim], Unjudged]]] = [
-        (lambda claim: claim[:2], lambda claim: Unjudged(f"{claim.dtype} at D = {claim.head_dim}", claim.dtype)),
-        *(_kind_of(place, part) for place, part in enumerate(parts.claimed_parts())),
+    known, factors = [claim_of(case) for case in judged], factors_of(variant)
+    missing = [
+        Unjudged(f"{dtype} at D = {head_dim}", dtype)
+        for dtype, head_dim in factors.dtypes_with_head_dims
+        if (dtype, head_dim) not in {claim[:2] for claim in known}
     ]
-    missing: dict[Unjudged, None] = {}
-    for value_of, in_words in kinds:
-        values = {value_of(claim) for claim in known}
-        missing.update(dict.fromkeys(in_words(claim) for claim in claims if value_of(claim) not in values))
-    return [*missing, *map(Unjudged, _unjudged_lengths(variant, judged))]
+    for place, part in enumerate(parts.claimed_parts(), start=FIRST_PART):
+        values = {claim.flat[place] for claim in known}
+        missing += [Unjudged(part.claim_words(value)) for value in factors.values[place] if value not in values]
+    return [*dict.fromkeys(missing), *map(Unjudged, _unjudged_lengths(variant, judged))]
 
 
 def _unjudged_lengths(variant: Variant, judged: list[Case]) -> Iterator[str]:
@@ -270,8 +230,3 @@ def _unjudged_lengths(variant: Variant, judged: list[Case]) -> Iterator[str]:
     if supports.seq_q_multiple_of > 1:
         kinds.pop("one query", None)
     yield from (words for words, is_one in kinds.items() if not any(map(is_one, judged)))
-
-
-def _kind_of(place: int, part: Part) -> tuple[Callable[[Claim], object], Callable[[Claim], Unjudged]]:
-    """How to read the value of a part in a claim, and to name it."""
-    return lambda claim: claim.values[place], lambda claim: Unjudged(part.claim_words(claim.values[place]))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pytest_fa.attention import parts
 from pytest_fa.catalog.case import Case, plain_case
-from pytest_fa.catalog.claims import FEWER, claims_of, covering, least_lengths
+from pytest_fa.catalog.claims import FEWER, claims_of, factors_of, least_lengths
 from pytest_fa.catalog.variant import Device, StrideRule, Variant
 
 # Name to promise.  `judge.properties` has the code; docs/reference/checks.md has them in short.
@@ -101,9 +100,9 @@ def property_case(variant: Variant, sequence: int = SEQUENCE) -> Case:
     dtype, head_dim = min(variant.instantiations, key=lambda pair: pair[0] != "fp16")  # prefer fp16
     case = plain_case(2, 3, seq_q, head_dim, dtype, seq_k=seq_k).computing(variant.computes)
     case = case.with_fields({"fp8_out": supports.fp8_out_of(dtype)})
-    for part in parts.claimed_parts():
-        claims = part.supported(supports)
-        case = case.with_fields(part.fields_with(part.claims[0] if part.claims[0] in claims else claims[0], case.heads))
+    claim = factors_of(variant).first_with()
+    for part, value in claim.by_part if claim else ():
+        case = case.with_fields(part.fields_with(value, case.heads))
     return case
 
 
@@ -114,7 +113,7 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
     and any dtype, head_dim, mask, layout and grouping is that of at least one property.
     """
     case, supports = property_case(variant), variant.supports
-    claims = covering(claims_of(variant, dtypes)) if variant.role == "candidate" and not variant.cases else []
+    claims = claims_of(variant, dtypes) if variant.role == "candidate" and not variant.cases else []
     if not claims:
         return case
     claim = claims[tuple(PROPERTIES).index(name) % len(claims)]
