@@ -147,7 +147,7 @@ def rows() -> dict[str, UnjudgedKind]:
     """What is not judged: the rows of which no part of attention has a name."""
     known = [*DTYPES, "attention", "scores"]
     for part in parts.PARTS:
-        claims = (claim for claim in part.claims if isinstance(claim, str))
+        claims = (claim for claim in part.claims if part.supports and isinstance(claim, str))
         known += [part.name, part.supports, part.output, *part.words, *claims]
     return {key: row for key, row in _ROWS.items() if not any(row.matches(name) for name in known if name)}
 

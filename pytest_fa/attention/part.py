@@ -135,7 +135,9 @@ class Part:
     # -- the manifest -----------------------------------------------------------------------------------------------
 
     supports: ClassVar[str] = ""  # its key there; empty if no manifest need claim it
-    claims: ClassVar[tuple[Any, ...]] = ()  # the values that can be claimed; the first is that of a plain case
+    # The values that can be claimed; the first is that of a plain case.  A part without `supports` may have some, too:
+    # the suite `modifiers` combines those of all parts.
+    claims: ClassVar[tuple[Any, ...]] = ()
     # Claims are combined in the order of `PARTS`, those with a higher number after the others.  A refusal because of
     # a number above 0 is named only if dtype and head_dim are supported.
     claim_order: ClassVar[int] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from pytest_fa.attention.part import Part, Shape
@@ -16,6 +17,7 @@ class ScoreScale(Part):
     summary = "any scale, also zero and negative"
     tokens = (Float32("scale", "scale", "factor", lambda case: 1.0 / math.sqrt(case.head_dim)),)
     rows = (("`-scale0p5`", "scale 0.5; `m` is a minus sign, `p` the decimal point"),)
+    claims = (False, True)  # whether it is another one; no manifest claims it
     is_after_scores = False
 
     def impossible(self, case: Shape) -> str | None:
@@ -23,6 +25,18 @@ class ScoreScale(Part):
         if math.isinf(as_float32(case.value_of("scale"))):
             return f"scale is {case.value_of('scale'):g}; float32 cannot hold it"
         return None
+
+    def claimed_by(self, case: Shape) -> bool:
+        """Whether it is another one than SDPA's."""
+        return bool(case.value_of("scale") != self.tokens[0].plain(case))
+
+    def fields_with(self, claim: Any, heads: int) -> Mapping[str, Any]:
+        """A larger one; nothing changes without one."""
+        return self.fields_in_turn(claim, heads)[0]
+
+    def fields_in_turn(self, claim: Any, heads: int) -> tuple[Mapping[str, Any], ...]:  # noqa: ARG002
+        """A larger one and a smaller one than SDPA's of any head_dim."""
+        return ({"scale": 0.2}, {"scale": 0.05}) if claim else ({},)
 
     def refusal(self, case: Shape, supports: Any, remedy: str) -> str | None:  # noqa: ARG002  # `catalog.variant.Supports`
         """A kernel with a fixed scale has no other one."""

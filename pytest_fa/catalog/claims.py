@@ -11,15 +11,15 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.dtypes import Dtype
 from pytest_fa.attention.e4m3 import SPECIAL
-from pytest_fa.attention.part import Part
+from pytest_fa.attention.part import Part, shown
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import Case, plain_case
 from pytest_fa.catalog.factors import FIRST_PART, Claim, Factors, claim_of
@@ -69,6 +69,32 @@ def _factors(
     return Factors(plain, ordered, values)
 
 
+def claim_problem(variant: Variant) -> str | None:
+    """The first value that a manifest claims and that no case can have beside the others it claims, or None."""
+    factors = factors_of(variant)
+    for place, part in enumerate(parts.claimed_parts(), start=FIRST_PART):
+        for value in factors.values[place]:
+            if factors.first_with(place, value) is None and (needed := _needed(variant, place, value)):
+                other, missing = needed
+                listed = ", ".join(map(shown, other.supported(variant.supports)))
+                return (
+                    f"supports.{part.supports} has {shown(value)}, but a case with it needs {other.supports}: "
+                    f"{shown(missing)}, and supports.{other.supports} is {listed}; add {shown(missing)} to "
+                    f"supports.{other.supports}, or drop {shown(value)}"
+                )
+    return None
+
+
+def _needed(variant: Variant, place: int, value: object) -> tuple[Part, object] | None:
+    """A value that a manifest must claim, too, so that a case can have the one at a place; None if none helps."""
+    factors = factors_of(variant)
+    known = {part: factors.values[number] for number, part in enumerate(parts.claimed_parts(), start=FIRST_PART)}
+    every = {part: tuple(dict.fromkeys((*values, *part.claims))) for part, values in known.items()}
+    claim = Factors(factors.plain, factors.dtypes_with_head_dims, every).first_with(place, value)
+    added = ((part, each) for part, each in claim.by_part if each not in known[part]) if claim else ()
+    return next(iter(added), None)
+
+
 def claim_cases(variant: Variant, judged: Iterable[Case], seed: int = 0, dtypes: tuple[str, ...] = ()) -> list[Case]:
     """The cases that judge, beside the cases `judged`, all that a candidate's manifest supports.
 
@@ -88,20 +114,40 @@ def claim_cases(variant: Variant, judged: Iterable[Case], seed: int = 0, dtypes:
     first = None if has_keys else factors.first_with()
     special = _special_cases(variant, accepted, seed, dtypes)
     without_keys = [case_of(variant, first, seed, keys=0)] if first else []
-    of_parts = _cases_of_parts(variant, factors, seed)
-    added = dict.fromkeys((*cases, *length_cases(variant, seed, dtypes), *of_parts, *without_keys, *special))
+    cases += length_cases(variant, seed, dtypes)
+    of_parts = _cases_of_parts(variant, factors, [*accepted, *cases], seed)
+    added = dict.fromkeys((*cases, *of_parts, *without_keys, *special))
     return [case for case in added if case not in accepted]
 
 
-def _cases_of_parts(variant: Variant, factors: Factors, seed: int) -> Iterator[Case]:
-    """The cases of `Part.sized_in_turn` for what a variant claims, as far as it supports their lengths."""
-    for place, part in enumerate(parts.claimed_parts(), start=FIRST_PART):
-        for value in factors.values[place]:
-            for seq_q, seq_k, fields in part.sized_in_turn(value):
-                if claim := factors.first_with(place, value):
-                    case = _sized(variant, claim, *least_lengths(variant, seq_q, seq_k), seed).with_fields(fields)
-                    if variant.refuses(case) is None:
-                        yield case
+def _cases_of_parts(variant: Variant, factors: Factors, judged: list[Case], seed: int) -> list[Case]:
+    """The cases of `Part.sized_in_turn` for what a variant claims, as far as it supports them.
+
+    Of `Part.fields_in_turn`, there are cases of those that none of these and no case of `judged` has.
+    """
+    claims = {
+        (part, value): claim
+        for place, part in enumerate(parts.claimed_parts(), start=FIRST_PART)
+        for value in factors.values[place]
+        if (claim := factors.first_with(place, value))
+    }
+    cases = [
+        _sized(variant, claim, *least_lengths(variant, seq_q, seq_k), seed).with_fields(fields)
+        for (part, value), claim in claims.items()
+        for seq_q, seq_k, fields in part.sized_in_turn(value)
+    ]
+    cases += [
+        case_of(variant, claim, seed).with_fields(fields)
+        for (part, value), claim in claims.items()
+        for fields in part.fields_in_turn(value, HEADS)
+        if not _is_judged(fields, (*judged, *cases))
+    ]
+    return [case for case in cases if variant.refuses(case) is None]
+
+
+def _is_judged(fields: Mapping[str, Any], judged: Iterable[Case]) -> bool:
+    """Whether a case has these values of fields."""
+    return any(all(case.value_of(field) == value for field, value in fields.items()) for case in judged)
 
 
 def _cases_of_two_lengths(variant: Variant, chosen: list[Claim], claims: list[Claim], seed: int) -> list[Case]:
@@ -120,11 +166,11 @@ def length_cases(variant: Variant, seed: int = 0, dtypes: tuple[str, ...] = ()) 
 
     A claim whose mask hides most keys of these lengths is left out.
     """
-    factors, used, cases = factors_of(variant, dtypes), Counter[object](), list[Case]()
+    factors, used, cases = factors_of(variant, dtypes), Counter[Any](), list[Case]()
     claims = list(dict.fromkeys((*map(factors.fuller, factors.claims), *factors.claims)))
-    for turn, lengths in enumerate(LENGTHS):
+    for lengths in LENGTHS:
         seq_q, seq_k = least_lengths(variant, *lengths)
-        possible = {claim: _sized(variant, claim, seq_q, seq_k, seed, turn // 2) for claim in claims}
+        possible = {claim: _sized(variant, claim, seq_q, seq_k, seed, used) for claim in claims}
         most = max((case.visible_pairs for case in possible.values()), default=0)
         fitting = [claim for claim, case in possible.items() if case.visible_pairs >= LEAST_VISIBLE * most]
         if fitting:
@@ -152,13 +198,14 @@ def case_of(
     return _sized(variant, claim, seq_q, seq_k if keys is None else keys, seed)
 
 
-def _sized(variant: Variant, claim: Claim, seq_q: int, seq_k: int, seed: int, turn: int | None = None) -> Case:
+def _sized(variant: Variant, claim: Claim, seq_q: int, seq_k: int, seed: int, used: Counter[Any] | None = None) -> Case:
     """A case of these lengths with the values of a claim."""
     plain = plain_case(BATCH, HEADS, seq_q, claim.head_dim, claim.dtype, seed, seq_k=seq_k)
-    in_turn = None if turn is None else lambda _: turn
-    return claim.applied_to(plain.computing(variant.computes), in_turn).with_fields(
+    case = claim.applied_to(plain.computing(variant.computes), used).with_fields(
         {"fp8_out": variant.supports.fp8_out_of(claim.dtype)}
     )
+    # Fields in turn may have what the variant does not support, such as another scale.
+    return case if used is None or variant.refuses(case) is None else _sized(variant, claim, seq_q, seq_k, seed)
 
 
 def _special_cases(variant: Variant, judged: list[Case], seed: int, dtypes: tuple[str, ...]) -> list[Case]:

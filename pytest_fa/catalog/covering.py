@@ -1,7 +1,8 @@
 """Covering arrays: a few rows of values that have any two values which one row can have.
 
 A row has one value at each place.  Each row begins with a pair of values that no row has yet.  At each further place
-it gets the value with the most such pairs.  Of several rows, with the places in other orders, the best one is taken.
+it gets the value with the most such pairs, or else the one that the fewest rows have.  Of several rows, with the places
+in other orders, the best one is taken.
 
 Some rows are not possible.  `conflict` says so of a whole row, and which of its places are to blame: no row with the
 same values there is possible.  These combinations are noted, and those that follow from them.  So a pair is left out
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+Rank = Callable[[int, int], tuple[int, ...]]  # of a value that a row may get, and that row; the least goes first
 Row = tuple[int, ...]  # for each place, the number of its value
 CANDIDATES = 16  # rows of which the best one is taken
 
@@ -32,48 +35,56 @@ class Rows:
     def first_with(self, values: Mapping[int, int]) -> Row | None:
         """The first possible row with these values, given by their places; None if no row has them."""
         others = [place for place in range(len(self._places)) if place not in values]
-        row, _ = self._completed(sum(self._places[place][value] for place, value in values.items()), others, {})
+        row, _ = self._completed(self._set(values), others, lambda *_: ())
         return self._values(row) if row else None
 
     def covering(self, known: Iterable[Mapping[int, int]] = ()) -> list[Row]:
         """The rows that have, together with the values of `known`, any two values which one row can have."""
         missing = self._pairs()
         for values in known:
-            _remove(sum(self._places[place][value] for place, value in values.items()), missing)
-        order, rows = random.Random(0), list[Row]()  # noqa: S311  # the same in each process
+            _remove(self._set(values), missing)
+        order, rows, used = random.Random(0), list[Row](), Counter[int]()  # noqa: S311  # the same in each process
         while pair := _next_pair(missing):
-            row = self._best_with(pair, missing, order)
+            row = self._best_with(pair, missing, used, order)
             _remove(row or pair, missing)
             if row:
                 rows.append(self._values(row))
+                used.update(_bits(row))
         return rows
+
+    def _set(self, values: Mapping[int, int]) -> int:
+        return sum(self._places[place][value] for place, value in values.items())
 
     def _pairs(self) -> dict[int, int]:
         """For each value, the values of all other places."""
         every = sum(map(sum, self._places))
         return {bit: every - sum(values) for values in self._places for bit in values}
 
-    def _best_with(self, pair: int, missing: Mapping[int, int], order: random.Random) -> int:
+    def _best_with(self, pair: int, missing: Mapping[int, int], used: Counter[int], order: random.Random) -> int:
         """The row with a pair that has the most missing pairs; 0 if no row has the pair."""
+
+        def rank(value: int, row: int) -> tuple[int, int]:
+            return -(missing[value] & row).bit_count(), used[value]
+
         others = [place for place, values in enumerate(self._places) if not sum(values) & pair]
         best = 0
         for _ in range(CANDIDATES):
-            row, _ = self._completed(pair, sorted(others, key=lambda _: order.random()), missing)
+            row, _ = self._completed(pair, sorted(others, key=lambda _: order.random()), rank)
             best = max(best, row, key=lambda row: sum((missing[bit] & row).bit_count() for bit in _bits(row)))
         return best
 
-    def _completed(self, row: int, places: Sequence[int], missing: Mapping[int, int]) -> tuple[int, int]:
+    def _completed(self, row: int, places: Sequence[int], rank: Rank) -> tuple[int, int]:
         """The row with values at further places, or 0 and the values in the row because of which there are none."""
         if not places:
             conflict = self.conflict(self._values(row))
             return (row, 0) if conflict is None else (0, row & sum(sum(self._places[place]) for place in conflict))
         place, *others = places
         reasons = 0
-        for value in sorted(self._places[place], key=lambda bit: -(missing.get(bit, 0) & row).bit_count()):
+        for value in sorted(self._places[place], key=lambda value: rank(value, row)):
             tried = row | value
             blamed = next((values for values in self._impossible if values & tried == values), None)
             if blamed is None:
-                whole, blamed = self._completed(tried, others, missing)
+                whole, blamed = self._completed(tried, others, rank)
                 if whole:
                     return whole, 0
                 self._impossible.append(blamed)

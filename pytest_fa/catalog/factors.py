@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -65,20 +66,21 @@ class Claim(NamedTuple):
         values = (value if number == place else each for number, each in enumerate(self.values, start=FIRST_PART))
         return self._replace(values=tuple(values))
 
-    def applied_to(self, case: Case, turn: Callable[[int], int] | None = None) -> Case:
+    def applied_to(self, case: Case, used: Counter[Any] | None = None) -> Case:
         """The case with these values, and as many heads as they need.
 
-        `turn` chooses one of `Part.fields_in_turn` for the part with a number, as far as the case stays possible.
+        `used`, which counts the items of `placed` in other cases, chooses among `Part.fields_in_turn`, as far as the
+        case stays possible.
         """
         heads = case.heads
         fields = {"head_dim": self.head_dim}
         for part, value in self.by_part:
             fields |= part.fields_with(value, heads)
         case = case.with_dtype(self.dtype).with_fields(fields)
-        for place, (part, value) in enumerate(self.by_part if turn else (), start=FIRST_PART):
+        for place, (part, value) in enumerate(self.by_part if used is not None else (), start=FIRST_PART):
             in_turn = part.fields_in_turn(value, heads)
-            start = turn(place) if turn else 0
-            tried = (case.with_fields(in_turn[(start + step) % len(in_turn)]) for step in range(len(in_turn)))
+            turn = used[place, value] if used else 0
+            tried = (case.with_fields(in_turn[(turn + step) % len(in_turn)]) for step in range(len(in_turn)))
             case = next((each for each in tried if _conflict(each, self) is None), case)
         return case
 
@@ -116,7 +118,7 @@ class Factors:
         dtypes_with_head_dims: Iterable[tuple[Dtype, int]],
         values: Mapping[Part, tuple[object, ...]],
     ) -> None:
-        self._plain = plain
+        self.plain = plain
         self.dtypes_with_head_dims = tuple(dtypes_with_head_dims)
         self._parts = tuple(values)
         firsts = (tuple(dict.fromkeys(pair[place] for pair in self.dtypes_with_head_dims)) for place in (0, 1))
@@ -169,7 +171,7 @@ class Factors:
         claim = self._claim(row)
         if claim[:2] not in self.dtypes_with_head_dims:
             return [0, 1]
-        blamed = _conflict(claim.applied_to(self._plain), claim)
+        blamed = _conflict(claim.applied_to(self.plain), claim)
         return None if blamed is None else [place for place, fields in enumerate(self._fields) if fields & blamed]
 
 

@@ -18,6 +18,7 @@ from pytest_fa.attention import parts
 from pytest_fa.attention.dtypes import Dtype, dtype_called
 from pytest_fa.attention.not_judged import recognised
 from pytest_fa.attention.scores import Computes
+from pytest_fa.catalog.claims import claim_problem
 from pytest_fa.catalog.entry import entry_problem
 from pytest_fa.catalog.feature_keys import FIELD, key_types, problem_of, with_feature_keys
 from pytest_fa.catalog.grammar import (
@@ -283,7 +284,7 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
     if variant.optional and variant.role != "baseline":
         values = f"optional is true, role is {variant.role!r}"
         raise ManifestError(f"{path}: {name}: {values}; optional needs role 'baseline'")
-    if problem := (probe_problem(variant) or returns_problem(variant) or problem_of(variant)):
+    if problem := (probe_problem(variant) or returns_problem(variant) or problem_of(variant) or claim_problem(variant)):
         raise ManifestError(f"{path}: {problem}")
     # The output of a variant that omits a phase is not checked, so it must be an ablation and name its parent.
     if variant.omits and (variant.role != "ablation" or variant.parent is None):

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
 from pytest_fa.attention import parts
-from pytest_fa.catalog.case import Case, parse_case
+from pytest_fa.attention.dtypes import DTYPES
+from pytest_fa.catalog.case import Case, parse_case, plain_case
+from pytest_fa.catalog.factors import Factors
 
 TARGET_SHAPE = "b1h8s512d64-fp16"
 
@@ -93,7 +100,52 @@ _OWN: dict[str, tuple[tuple[str, ...], int]] = {
     "decode": (DECODE_SHAPES, 1),
     "fp8": ((), 1),
 }
-SUITES: dict[str, tuple[Case, ...]] = {
-    name: _seeded((*shapes, *parts.shapes_of(name)), seeds) for name, (shapes, seeds) in _OWN.items()
-}
+# The head_dims of the suite `modifiers`: multiples of 64, of 32, of 16 and of 8.
+HEAD_DIMS = (64, 128, 80, 96, 192, 256)
+MODIFIERS = "modifiers"
+
+
+def factors_of_modifiers() -> Factors:
+    """What differs between the cases of the suite `modifiers`: dtype, head_dim, and all parts of attention."""
+    values = {part: part.claims for part in parts.PARTS if len(part.claims) > 1}
+    built = itertools.product(DTYPES, HEAD_DIMS)
+    return Factors(plain_case(2, 4, 193, 64, "fp16"), built, values)  # type: ignore[arg-type]  # a dtype is one of them
+
+
+def _modifiers() -> tuple[Case, ...]:
+    """A few cases that have any two values which one case can have."""
+    factors, used, cases = factors_of_modifiers(), Counter[object](), list[Case]()
+    for claim in factors.claims:
+        cases.append(claim.applied_to(factors.plain, used))
+        used.update(claim.placed)
+    return tuple(cases)
+
+
+class _Suites(Mapping[str, tuple[Case, ...]]):
+    """The cases of each suite, which are made when they are needed."""
+
+    def __getitem__(self, name: str) -> tuple[Case, ...]:
+        if name not in self:
+            raise KeyError(name)
+        return _cases_of(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in _OWN or name == MODIFIERS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*_OWN, MODIFIERS))
+
+    def __len__(self) -> int:
+        return len(_OWN) + 1
+
+
+@functools.cache
+def _cases_of(name: str) -> tuple[Case, ...]:
+    if name == MODIFIERS:
+        return _modifiers()
+    shapes, seeds = _OWN[name]
+    return _seeded((*shapes, *parts.shapes_of(name)), seeds)
+
+
+SUITES = _Suites()
 DEFAULT_SUITE = "history"
