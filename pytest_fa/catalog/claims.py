@@ -22,7 +22,7 @@ from pytest_fa.attention.e4m3 import SPECIAL
 from pytest_fa.attention.part import Part, shown
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import Case, plain_case
-from pytest_fa.catalog.factors import FIRST_PART, Claim, Factors, claim_of
+from pytest_fa.catalog.factors import FIRST_PART, Claim, Factors, claim_of, tells
 from pytest_fa.catalog.variant import Supports, Variant
 
 QUERIES = 150  # more than two tiles of 64, and not a multiple of a tile
@@ -40,13 +40,13 @@ def claims_of(variant: Variant, dtypes: tuple[str, ...] = (), judged: Iterable[C
 
     Together with the cases `judged`, they have any two values that a case which the variant supports can have.
     """
-    factors, known = factors_of(variant, dtypes), [claim_of(case) for case in judged]
+    factors, known = factors_of(variant, dtypes), [claim_of(case) for case in judged if tells(case)]
     return factors.covering(known) if known else factors.claims
 
 
 def factors_of(variant: Variant, dtypes: tuple[str, ...] = ()) -> Factors:
     """What may differ between the cases that a variant supports, fp16 first; with `dtypes`, those of these dtypes."""
-    return _factors(variant.supports, variant.instantiations, variant.computes, dtypes, tuple(parts.claimed_parts()))
+    return _factors(variant.supports, variant.instantiations, variant.computes, dtypes, tuple(parts.PARTS))
 
 
 @functools.lru_cache(maxsize=256)  # many variants support the same
@@ -55,7 +55,7 @@ def _factors(
     instantiations: tuple[tuple[Dtype, int], ...],
     computes: Computes,
     dtypes: tuple[str, ...],
-    claimed: tuple[Part, ...],
+    _: tuple[Part, ...],  # all there are, on which the answers depend
 ) -> Factors:
     built = [
         (dtype, head_dim)
@@ -63,7 +63,7 @@ def _factors(
         if dtype in supports.dtype and head_dim in supports.head_dim and (not dtypes or dtype in dtypes)
     ]
     ordered = sorted(built, key=lambda pair: pair[0] != "fp16")
-    supported = {part: part.supported(supports) for part in claimed}
+    supported = {part: part.supported(supports) for part in parts.claimed_parts()}
     values = {part: tuple(claim for claim in part.claims if claim in of) for part, of in supported.items()}
     plain = plain_case(BATCH, HEADS, QUERIES, 64, "fp16").computing(computes)
     return Factors(plain, ordered, values)

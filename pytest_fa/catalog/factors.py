@@ -2,6 +2,9 @@
 
 A case is possible if each part says so (`Part.impossible`), and if each value of it is that which was chosen: one part
 may overrule another one.  The fields that a part reads for this answer tell which factors are to blame.
+
+Where queries see one key or none, the weights are 1, so most mistakes do not show.  Such a case counts only for pairs
+that no other case can have, such as one query under a top-left mask.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pytest_fa.attention.token import Token
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.covering import Row, Rows
 
+KEYS_THAT_TELL = 1.5  # on average; more than that
 FIRST_PART = 2  # the place of the first part, after dtype and head_dim
 
 
@@ -70,7 +74,7 @@ class Claim(NamedTuple):
         """The case with these values, and as many heads as they need.
 
         `used`, which counts the items of `placed` in other cases, chooses among `Part.fields_in_turn`, as far as the
-        case stays possible.
+        case is possible and tells.
         """
         heads = case.heads
         fields = {"head_dim": self.head_dim}
@@ -81,19 +85,27 @@ class Claim(NamedTuple):
             in_turn = part.fields_in_turn(value, heads)
             turn = used[place, value] if used else 0
             tried = (case.with_fields(in_turn[(turn + step) % len(in_turn)]) for step in range(len(in_turn)))
-            case = next((each for each in tried if _conflict(each, self) is None), case)
+            case = next((each for each in tried if _conflict(each, self, must_tell=True) is None), case)
         return case
 
 
-def _conflict(case: Case, claim: Claim) -> set[str] | None:
-    """The fields because of which the case is not possible, or has other values than the claim; None if it is right."""
+def tells(case: Case) -> bool:
+    """Whether its queries see several keys."""
+    return case.visible_pairs > KEYS_THAT_TELL * case.seq_q
+
+
+def _conflict(case: Case, claim: Claim, *, must_tell: bool) -> set[str] | None:
+    """The fields because of which a case is not possible, or has other values than the claim; None if it is right.
+
+    With `must_tell`, a case that does not tell is not possible.
+    """
     for part in parts.PARTS:
         if part.impossible(case):
             return _fields_read(part.impossible, case)
     for part, value in claim.by_part:
         if part.claimed_by(case) != value:
             return _fields_read(part.claimed_by, case) | set(part.fields_with(value, case.heads))
-    return None
+    return _fields_read(tells, case) if must_tell and not tells(case) else None
 
 
 def _fields_read(answer: Callable[[Any], object], case: Case) -> set[str]:
@@ -128,7 +140,9 @@ class Factors:
             {"head_dim"},
             *({field for value in of for field in part.fields_with(value, plain.heads)} for part, of in values.items()),
         ]
-        self._rows = Rows(tuple(map(len, self.values)), self._conflict)
+        sizes = tuple(map(len, self.values))
+        self._telling = Rows(sizes, functools.partial(self._conflict, must_tell=True))
+        self._rows = Rows(sizes, self._conflict)
 
     @functools.cached_property
     def claims(self) -> list[Claim]:
@@ -138,12 +152,15 @@ class Factors:
 
     def covering(self, known: Iterable[Claim] = ()) -> list[Claim]:
         """Claims that have, together with those that are known, any two values which one case can have."""
-        return [self._claim(row) for row in self._rows.covering(map(self._numbered, known))]
+        numbered = [self._numbered(claim) for claim in known]
+        telling = self._telling.covering(numbered)
+        others = self._rows.covering([*numbered, *(dict(enumerate(row)) for row in telling)])
+        return [self._claim(row) for row in (*telling, *others)]
 
     def first_with(self, place: int | None = None, value: object = None) -> Claim | None:
         """The claim of the first values, with this value at a place; None if no case can have it."""
         chosen = {} if place is None else {place: self.values[place].index(value)}
-        row = self._rows.first_with(chosen)
+        row = self._telling.first_with(chosen) or self._rows.first_with(chosen)
         return None if row is None else self._claim(row)
 
     def fuller(self, claim: Claim) -> Claim:
@@ -155,7 +172,7 @@ class Factors:
         return claim
 
     def _is_possible(self, claim: Claim) -> bool:
-        return self._rows.conflict(tuple(self._numbered(claim).values())) is None
+        return self._telling.conflict(tuple(self._numbered(claim).values())) is None
 
     def _claim(self, row: Row) -> Claim:
         dtype, head_dim, *values = (of[number] for of, number in zip(self.values, row, strict=True))
@@ -166,12 +183,15 @@ class Factors:
         placed = enumerate(zip(self.values, claim.flat, strict=True))
         return {place: of.index(value) for place, (of, value) in placed if value in of}
 
-    def _conflict(self, row: Row) -> list[int] | None:
+    def _conflict(self, row: Row, *, must_tell: bool = False) -> list[int] | None:
         """The places because of which no case has the values of a row; None if one has."""
         claim = self._claim(row)
         if claim[:2] not in self.dtypes_with_head_dims:
             return [0, 1]
-        blamed = _conflict(claim.applied_to(self.plain), claim)
+        case = claim.applied_to(self.plain)
+        if must_tell and not tells(case):  # other fields may
+            case = claim.applied_to(self.plain, Counter())
+        blamed = _conflict(case, claim, must_tell=must_tell)
         return None if blamed is None else [place for place, fields in enumerate(self._fields) if fields & blamed]
 
 

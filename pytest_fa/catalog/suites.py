@@ -112,7 +112,7 @@ def factors_of_modifiers() -> Factors:
     return Factors(plain_case(2, 4, 193, 64, "fp16"), built, values)  # type: ignore[arg-type]  # a dtype is one of them
 
 
-def _modifiers() -> tuple[Case, ...]:
+def modifiers() -> tuple[Case, ...]:
     """A few cases that have any two values which one case can have."""
     factors, used, cases = factors_of_modifiers(), Counter[object](), list[Case]()
     for claim in factors.claims:
@@ -142,7 +142,7 @@ class _Suites(Mapping[str, tuple[Case, ...]]):
 @functools.cache
 def _cases_of(name: str) -> tuple[Case, ...]:
     if name == MODIFIERS:
-        return _modifiers()
+        return modifiers()
     shapes, seeds = _OWN[name]
     return _seeded((*shapes, *parts.shapes_of(name)), seeds)
 

@@ -264,6 +264,16 @@ def test_what_is_not_claimed_is_refused(variant_of: VariantOf, supports: str, ca
             "entry.call passes -1 for an open side, so supports.window is not none, negative; drop negative",
         ),
         ('{target: "entry:forward"}', "{device: [cpu], window: [lft]}", "allowed are true, false, or a list of none"),
+        (
+            '{target: "entry:forward"}',
+            "{device: [cpu], causal: [top_left], window: [none, left]}",
+            "supports.window has left, but a case with it needs causal: none, and supports.causal is top_left; add",
+        ),
+        (
+            '{target: "entry:forward"}',
+            "{device: [cpu], causal: [none, bottom_right], window: [left]}",
+            "needs window: none, and supports.window is left; add none to supports.window, or drop bottom_right",
+        ),
     ],
 )
 def test_a_claim_that_cannot_be_judged_is_refused(

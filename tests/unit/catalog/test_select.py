@@ -286,9 +286,9 @@ def test_cases_are_filtered_suites(
         (("smoke",), (), ("int8",), "--fa-dtype: no dtype 'int8' (allowed: fp16, bf16, fp32, e4m3)"),
         (
             ("smoke", "edge"),
-            ("*d256*",),
+            ("*d257*",),
             (),
-            "--fa-case: '*d256*' matches no case of suite smoke,edge (see --collect-only -q)",
+            "--fa-case: '*d257*' matches no case of suite smoke,edge (see --collect-only -q)",
         ),
         (
             ("smoke",),

@@ -1,0 +1,94 @@
+"""A covering array has any two values that one row can have, in few rows, and the same ones in each process."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import pytest
+
+from pytest_fa.catalog.covering import Row, Rows
+
+Rule = dict[int, int]  # values by their places that no row has together
+Pair = tuple[tuple[int, int], tuple[int, int]]
+
+
+def pairs_of(rows: Iterable[Row]) -> set[Pair]:
+    """Any two values of a row, each with its place."""
+    return {pair for row in rows for pair in itertools.combinations(enumerate(row), 2)}
+
+
+def conflict_of(rules: Sequence[Rule]) -> Callable[[Row], Iterable[int] | None]:
+    """The places of the first rule that a row breaks."""
+    return lambda row: next((list(rule) for rule in rules if all(row[p] == v for p, v in rule.items())), None)
+
+
+def possible_rows(sizes: Sequence[int], rules: Sequence[Rule]) -> list[Row]:
+    """All of the whole product that break no rule."""
+    return [row for row in itertools.product(*map(range, sizes)) if conflict_of(rules)(row) is None]
+
+
+def random_rules(seed: int) -> tuple[tuple[int, ...], list[Rule]]:
+    """Some places, and rules about two or three of them; a rule may leave a value or everything without a row."""
+    generator = random.Random(seed)  # noqa: S311  # no secret
+    sizes = tuple(generator.randint(1, 4) for _ in range(generator.randint(2, 6)))
+    chosen = (generator.sample(range(len(sizes)), min(len(sizes), generator.choice((2, 2, 3)))) for _ in range(9))
+    return sizes, [{place: generator.randrange(sizes[place]) for place in places} for places in chosen]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_pair_of_a_possible_row_occurs(seed: int) -> None:
+    """The rows are possible, and have exactly the pairs that the possible rows of the whole product have."""
+    sizes, rules = random_rules(seed)
+    rows = Rows(sizes, conflict_of(rules)).covering()
+    possible = possible_rows(sizes, rules)
+    assert set(rows) <= set(possible)
+    assert pairs_of(rows) == pairs_of(possible)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_known_values_are_not_covered_again(seed: int) -> None:
+    """With some rows that are known, the others have the pairs that those lack, and each adds at least one."""
+    sizes, rules = random_rules(seed)
+    possible = possible_rows(sizes, rules)
+    known = possible[::3]
+    rows = Rows(sizes, conflict_of(rules)).covering(dict(enumerate(row)) for row in known)
+    assert pairs_of([*known, *rows]) == pairs_of(possible)
+    assert all(pairs_of(rows[: place + 1]) > pairs_of(rows[:place]) for place in range(len(rows)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_row_with_a_value(seed: int) -> None:
+    """It is the first one of the whole product; there is none only if no row has the value."""
+    sizes, rules = random_rules(seed)
+    array, possible = Rows(sizes, conflict_of(rules)), possible_rows(sizes, rules)
+    for place, size in enumerate(sizes):
+        for value in range(size):
+            first = next((row for row in possible if row[place] == value), None)
+            assert array.first_with({place: value}) == first
+
+
+FIFTEEN = (6, 6, 4, 3, 3, 3, 3, 3, *[2] * 7)
+RULES: list[Rule] = [
+    *({0: window, 4: mask} for window in range(1, 6) for mask in (1, 2)),
+    *({3: bias, 8: 1} for bias in (1, 2)),
+    {5: 2, 9: 1},
+]
+
+
+def test_fifteen_factors_need_few_rows() -> None:
+    """Of 932 pairs of fifteen factors, 919 are possible, and occur in at most 45 rows; six values twice need 36."""
+    rows = Rows(FIFTEEN, conflict_of(RULES)).covering()
+    assert (len(pairs_of(rows)), len(rows) <= 45) == (932 - len(RULES), True)
+    assert all(conflict_of(RULES)(row) is None for row in rows)
+    assert len(Rows(FIFTEEN, lambda _: None).covering()) <= 40
+
+
+@pytest.mark.alone
+def test_it_takes_less_than_a_second() -> None:
+    """The array of fifteen factors is made in well under a second."""
+    start = time.perf_counter()
+    Rows(FIFTEEN, conflict_of(RULES)).covering()
+    assert time.perf_counter() - start < 1
