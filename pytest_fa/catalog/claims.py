@@ -2,7 +2,7 @@
 
 A suite tests lengths and head counts with the first dtype, head_dim and layout of a variant.  The cases of this module
 add the rest: any two supported values of dtype, head_dim, mask, layout and grouping occur together in at least one of
-the cases that are judged.
+the cases that are judged, if a case can have both.
 """
 
 from __future__ import annotations

@@ -16,15 +16,15 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-Rank = Callable[[int, int], tuple[int, ...]]  # of a value that a row may get, and that row; the least goes first
-Row = tuple[int, ...]  # for each place, the number of its value
+RankOfValue = Callable[[int, int], tuple[int, ...]]  # of a value that a row may get, and that row; the least goes first
+RowOfNumbers = tuple[int, ...]  # for each place, the number of its value
 CANDIDATES = 16  # rows of which the best one is taken
 
 
 class Rows:
     """The possible rows with `sizes` values at the places.  Sets of values are the bits of an int."""
 
-    def __init__(self, sizes: Sequence[int], conflict: Callable[[Row], Iterable[int] | None]) -> None:
+    def __init__(self, sizes: Sequence[int], conflict: Callable[[RowOfNumbers], Iterable[int] | None]) -> None:
         self.conflict = functools.cache(conflict)
         self._places: list[list[int]] = []
         for size in sizes:
@@ -32,18 +32,18 @@ class Rows:
             self._places.append([1 << bit for bit in range(first, first + size)])
         self._impossible: list[int] = []
 
-    def first_with(self, values: Mapping[int, int]) -> Row | None:
+    def first_with(self, values: Mapping[int, int]) -> RowOfNumbers | None:
         """The first possible row with these values, given by their places; None if no row has them."""
         others = [place for place in range(len(self._places)) if place not in values]
         row, _ = self._completed(self._set(values), others, lambda *_: ())
         return self._values(row) if row else None
 
-    def covering(self, known: Iterable[Mapping[int, int]] = ()) -> list[Row]:
+    def covering(self, known: Iterable[Mapping[int, int]] = ()) -> list[RowOfNumbers]:
         """The rows that have, together with the values of `known`, any two values which one row can have."""
         missing = self._pairs()
         for values in known:
             _remove(self._set(values), missing)
-        order, rows, used = random.Random(0), list[Row](), Counter[int]()  # noqa: S311  # the same in each process
+        order, rows, used = random.Random(0), list[RowOfNumbers](), Counter[int]()  # noqa: S311  # the same in each process
         while pair := _next_pair(missing):
             row = self._best_with(pair, missing, used, order)
             _remove(row or pair, missing)
@@ -73,7 +73,7 @@ class Rows:
             best = max(best, row, key=lambda row: sum((missing[bit] & row).bit_count() for bit in _bits(row)))
         return best
 
-    def _completed(self, row: int, places: Sequence[int], rank: Rank) -> tuple[int, int]:
+    def _completed(self, row: int, places: Sequence[int], rank: RankOfValue) -> tuple[int, int]:
         """The row with values at further places, or 0 and the values in the row because of which there are none."""
         if not places:
             conflict = self.conflict(self._values(row))
@@ -93,7 +93,7 @@ class Rows:
             reasons |= blamed & row
         return 0, reasons
 
-    def _values(self, row: int) -> Row:
+    def _values(self, row: int) -> RowOfNumbers:
         return tuple(next(n for n, bit in enumerate(values) if bit & row) for values in self._places)
 
 

@@ -21,7 +21,7 @@ from pytest_fa.attention.dtypes import Dtype
 from pytest_fa.attention.part import Part
 from pytest_fa.attention.token import Token
 from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.covering import Row, Rows
+from pytest_fa.catalog.covering import RowOfNumbers, Rows
 
 KEYS_THAT_TELL = 1.5  # on average; more than that
 FIRST_PART = 2  # the place of the first part, after dtype and head_dim
@@ -174,7 +174,7 @@ class Factors:
     def _is_possible(self, claim: Claim) -> bool:
         return self._telling.conflict(tuple(self._numbered(claim).values())) is None
 
-    def _claim(self, row: Row) -> Claim:
+    def _claim(self, row: RowOfNumbers) -> Claim:
         dtype, head_dim, *values = (of[number] for of, number in zip(self.values, row, strict=True))
         return Claim(dtype, head_dim, tuple(values), self._parts)
 
@@ -183,7 +183,7 @@ class Factors:
         placed = enumerate(zip(self.values, claim.flat, strict=True))
         return {place: of.index(value) for place, (of, value) in placed if value in of}
 
-    def _conflict(self, row: Row, *, must_tell: bool = False) -> list[int] | None:
+    def _conflict(self, row: RowOfNumbers, *, must_tell: bool = False) -> list[int] | None:
         """The places because of which no case has the values of a row; None if one has."""
         claim = self._claim(row)
         if claim[:2] not in self.dtypes_with_head_dims:

@@ -9,23 +9,23 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from pytest_fa.catalog.covering import Row, Rows
+from pytest_fa.catalog.covering import RowOfNumbers, Rows
 
 Rule = dict[int, int]  # values by their places that no row has together
 Pair = tuple[tuple[int, int], tuple[int, int]]
 
 
-def pairs_of(rows: Iterable[Row]) -> set[Pair]:
+def pairs_of(rows: Iterable[RowOfNumbers]) -> set[Pair]:
     """Any two values of a row, each with its place."""
     return {pair for row in rows for pair in itertools.combinations(enumerate(row), 2)}
 
 
-def conflict_of(rules: Sequence[Rule]) -> Callable[[Row], Iterable[int] | None]:
+def conflict_of(rules: Sequence[Rule]) -> Callable[[RowOfNumbers], Iterable[int] | None]:
     """The places of the first rule that a row breaks."""
     return lambda row: next((list(rule) for rule in rules if all(row[p] == v for p, v in rule.items())), None)
 
 
-def possible_rows(sizes: Sequence[int], rules: Sequence[Rule]) -> list[Row]:
+def possible_rows(sizes: Sequence[int], rules: Sequence[Rule]) -> list[RowOfNumbers]:
     """All of the whole product that break no rule."""
     return [row for row in itertools.product(*map(range, sizes)) if conflict_of(rules)(row) is None]
 
