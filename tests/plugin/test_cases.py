@@ -14,7 +14,7 @@ from tests.projects import CASE, COMPANIONS, ONE_CASE, SHAPE, NewProject, Projec
 from tests.tiers import nightly_after
 
 # The cases of what `good` claims and the suite `history` does not have.
-CLAIMS = [f"b2h4s150{rest}-seed0" for rest in ("d128-bf16-bshd", "d64-fp16-bshd", "d128-fp16", "d64-bf16")]
+CLAIMS = [f"b2h4s150{rest}-seed0" for rest in ("d128-bf16-bshd", "d128-fp16", "d64-bf16", "d64-fp16-bshd")]
 
 
 NARROW = f'{MANIFEST}entry: {{kind: python, target: "entry:forward"}}\nsupports: {{device: [cpu], causal: [none]}}\n'
