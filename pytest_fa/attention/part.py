@@ -101,7 +101,10 @@ class Part:
     shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # what it adds to suites, by their names: ids without a seed
 
     def impossible(self, case: Shape) -> str | None:  # noqa: ARG002
-        """Why a case is not possible because of this part, or None."""
+        """Why a case is not possible because of this part, or None.
+
+        What it reads of the case tells which other parts are to blame, so it must ask nothing else.
+        """
         return None
 
     def fields_for(self, dtype: str) -> Mapping[str, Any]:  # noqa: ARG002
