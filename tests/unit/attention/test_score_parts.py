@@ -182,6 +182,24 @@ def test_what_is_claimed_is_judged(variant_of: VariantOf) -> None:
     assert all(variant_of().refuses(case) is None for case in cases)
 
 
+PAIRS = [
+    ("window_left is not None and softcap", "window_left = None"),
+    ("(window_left or 0) < 0 and q.shape[1] != k.shape[1]", "window_left = None"),
+    ("window_right is not None and q.dtype == torch.bfloat16", "window_right += 1"),
+    ("softcap and not q.is_contiguous()", "softcap = 0.0"),
+    ("softcap and causal == 'bottom_right'", "causal = 'top_left'"),
+]
+
+
+@pytest.mark.parametrize(("condition", "mistake"), PAIRS)
+def test_a_mistake_in_a_pair_is_found(variant_of: VariantOf, condition: str, mistake: str) -> None:
+    """A kernel that is wrong only where two features meet fails in a case of its claims."""
+    source = KERNEL.replace("    groups =", f"    if {condition}:\n        {mistake}\n    groups =", 1)
+    supports = SUPPORTS.replace("{", "{dtype: [fp16, bf16], layout: [bhsd, bshd], ")
+    variant = variant_of(source, supports)
+    assert any(judged(variant, case.id).outcome == "wrong" for case in claim_cases(variant, ()))
+
+
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 MISTAKES = [
