@@ -16,7 +16,7 @@ BLOCK_N = 128  # keys per tile
 def forward(  # noqa: PLR0913  # one argument for each part of attention
     q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
-    v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
+    v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim_v]
     *,
     scale: float,
     causal: str = "none",
@@ -26,13 +26,13 @@ def forward(  # noqa: PLR0913  # one argument for each part of attention
     window_left: int | None = None,  # keys that a query sees before its own position; None for all
     window_right: int | None = None,  # and after it
 ) -> torch.Tensor:
-    """Return the attention output, [batch, heads, seq_q, head_dim]; write it into `out` if that is given.
+    """Return the attention output, [batch, heads, seq_q, head_dim_v]; write it into `out` if that is given.
 
     If `lse` is given, write log(sum(exp(score))) of each row into it.  Under a window, the last query stands at the
     last key.
     All heads are computed at once, one tile of queries after the other.
     """
-    out = torch.empty_like(q) if out is None else out
+    out = q.new_empty((*q.shape[:3], v.shape[3])) if out is None else out
     heads_per_kv_head = q.shape[1] // k.shape[1]
     if heads_per_kv_head > 1:
         k, v = (tensor.repeat_interleave(heads_per_kv_head, dim=1) for tensor in (k, v))
@@ -42,7 +42,7 @@ def forward(  # noqa: PLR0913  # one argument for each part of attention
         # Load Q.
         q_tile = q[:, :, start_m : start_m + BLOCK_M].float() * scale  # [b, h, m, d]
         rows = torch.arange(start_m, start_m + q_tile.shape[2], device=q.device)[:, None]  # [m, 1]
-        o = torch.zeros_like(q_tile)
+        o = q_tile.new_zeros((*q_tile.shape[:3], v.shape[3]))  # [b, h, m, d_v]
         m = torch.full_like(q_tile[..., :1], float("-inf"))  # running row max
         l = torch.zeros_like(m)  # running row sum
         for start_n in range(0, k.shape[2], BLOCK_N):
@@ -71,7 +71,7 @@ def forward(  # noqa: PLR0913  # one argument for each part of attention
             p = torch.exp(s - m_finite)
             l = l * rescale + p.sum(-1, keepdim=True)
             # Load V.
-            v_tile = v[:, :, start_n : start_n + BLOCK_N].float()  # [b, h, n, d]
+            v_tile = v[:, :, start_n : start_n + BLOCK_N].float()  # [b, h, n, d_v]
             # O += P V
             o = o * rescale + p @ v_tile
         # Normalise and store. A row that sees no key is zero.

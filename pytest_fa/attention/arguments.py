@@ -13,6 +13,6 @@ class Arguments(NamedTuple):
 
     q: torch.Tensor  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor  # [batch, kv_heads, seq_k, head_dim]
-    v: torch.Tensor  # [batch, kv_heads, seq_k, head_dim]
+    v: torch.Tensor  # [batch, kv_heads, seq_k, head_dim_v]
     scale: float
     causal: str  # none | top_left | bottom_right

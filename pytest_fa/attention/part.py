@@ -14,7 +14,7 @@ get.  What a part adds to the C interface stands in `abi.py`, because the order 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class CallInputs(Protocol):
 
     @property
     def v(self) -> torch.Tensor:
-        """[batch, kv_heads, seq_k, head_dim]."""
+        """[batch, kv_heads, seq_k, head_dim_v]."""
 
     @property
     def scale(self) -> float:
@@ -139,19 +139,39 @@ class Part:
 
     supports: ClassVar[str] = ""  # its key there; empty if no manifest need claim it
     # The values that can be claimed; the first is that of a plain case.  A part without `supports` may have some, too:
-    # the suite `modifiers` combines those of all parts.
+    # the suite `modifiers` combines those of all parts (`varied`).
     claims: ClassVar[tuple[Any, ...]] = ()
+    documented_claims: ClassVar[str] = ""  # for the documentation, if `claims` are not all
     # Claims are combined in the order of `PARTS`, those with a higher number after the others.  A refusal because of
     # a number above 0 is named only if dtype and head_dim are supported.
     claim_order: ClassVar[int] = 0
 
     is_in_c_interface: ClassVar[bool] = True  # whether `include/fa_forward.h` has a field for it
+    changes_shapes: ClassVar[bool] = False  # whether tensors of its cases have other shapes
     is_after_scores: ClassVar[bool] = True  # whether a probe that computes scores alone can have nothing of it
 
     def supported(self, supports: Any) -> tuple[Any, ...]:  # `catalog.variant.Supports`
         """The values that a manifest claims, in its order."""
         values: tuple[Any, ...] = supports.values_of(self.supports, self.claims[:1])
         return values
+
+    def shown_claims(self, supports: Any) -> str:  # `catalog.variant.Supports`
+        """The same in a message."""
+        return ", ".join(map(shown, self.supported(supports)))
+
+    @property
+    def varied(self) -> tuple[Any, ...]:
+        """The values that the suite `modifiers` combines."""
+        return self.claims
+
+    def judged_claims(self, supports: Any, head_dims: Collection[int]) -> tuple[Any, ...]:  # noqa: ARG002  # `Supports`
+        """The claimed values that a default run judges beside some head_dims, in the order of `claims`."""
+        supported = self.supported(supports)
+        return tuple(claim for claim in self.claims if claim in supported)
+
+    def further_claims(self, supports: Any) -> tuple[Any, ...]:  # noqa: ARG002  # `catalog.variant.Supports`
+        """Those of `judged_claims` of which one case is enough; any two of the others are judged together."""
+        return ()
 
     def read_claim(self, claim: object) -> tuple[Any, ...]:
         """The values of a claim in a manifest, for a key that is no field of `Supports`: true, false or a list.
@@ -199,10 +219,10 @@ class Part:
         """Why a variant does not support a case because of this part, and what to do, or None."""
         if not self.supports:
             return None
-        value, allowed = self.claimed_by(case), self.supported(supports)
-        if value in allowed:
+        value = self.claimed_by(case)
+        if value in self.supported(supports):
             return None
-        return f"{self.supports} is {shown(value)}, supports {', '.join(map(shown, allowed))}{remedy}"
+        return f"{self.supports} is {shown(value)}, supports {self.shown_claims(supports)}{remedy}"
 
     # -- the call ---------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,19 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pytest_fa.attention import causal, e4m3, grouped_heads, layout, lengths, lse, scale, scores, softcap, window
+from pytest_fa.attention import (
+    causal,
+    e4m3,
+    grouped_heads,
+    head_dim_v,
+    layout,
+    lengths,
+    lse,
+    scale,
+    scores,
+    softcap,
+    window,
+)
 from pytest_fa.attention.mistake import ChangeScores, Hide, Mistake, Positions
 from pytest_fa.attention.part import CallInputs, Part
 from pytest_fa.attention.token import Token
@@ -20,6 +32,7 @@ PARTS: list[Part] = [
     window.PART,
     grouped_heads.PART,
     lengths.PART,
+    head_dim_v.PART,
     scale.PART,
     softcap.PART,
     layout.PART,

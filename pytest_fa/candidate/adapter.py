@@ -40,7 +40,7 @@ def adapted(function: Callable[..., Any], call: Call, computes: Computes = "atte
         if not passes_scale:
             _require_default_scale(scale, q.shape[-1])
         if passes_out and out is None:
-            out = empty_output(q, k, computes)
+            out = empty_output(q, k, v, computes)
         values: dict[str, Any] = {name: _in_layout(name, x, call) for name, x in (("q", q), ("k", k), ("v", v))}
         values |= {"out": _in_layout("out", out, call) if passes_out else None}
         values |= {"scale": scale}

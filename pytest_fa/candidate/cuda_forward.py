@@ -52,7 +52,7 @@ class CudaForward:
         if others:
             raise TypeError(f"the C interface has no {', '.join(others)}")
         if out is None:
-            out = empty_output(q, k, self._computes)
+            out = empty_output(q, k, v, self._computes)
         code = CAUSAL_CODES.get(causal, UNKNOWN)
         workspace = None
         if self._needs_workspace:

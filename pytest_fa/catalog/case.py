@@ -30,10 +30,11 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 class Case(msgspec.Struct, frozen=True):
     """One attention forward problem, or the computation of its scores only.
 
-    q and out have the shape [batch, heads, seq_q, head_dim], k and v [batch, kv_heads, seq_k, head_dim].  `layout` is
-    the order of the axes in memory: `bhsd`, or `bshd` with the heads after the sequence.  The causal mask is aligned to
-    the top-left corner of the score matrix, as in SDPA, or to the bottom-right corner.  With `computes` = `scores`, out
-    is scale * q k^T, dense, of shape [batch, heads, seq_q, seq_k]; v is passed but not read.
+    q has the shape [batch, heads, seq_q, head_dim], k [batch, kv_heads, seq_k, head_dim], v [batch, kv_heads, seq_k,
+    head_dim_v] and out [batch, heads, seq_q, head_dim_v].  `layout` is the order of the axes in memory: `bhsd`, or
+    `bshd` with the heads after the sequence.  The causal mask is aligned to the top-left corner of the score matrix, as
+    in SDPA, or to the bottom-right corner.  With `computes` = `scores`, out is scale * q k^T, dense, of shape [batch,
+    heads, seq_q, seq_k]; v is passed but not read.
 
     With the dtype `e4m3`, q, k and v are quantised, with a factor for each head, and the output has the dtype
     `fp8_out`.  `data` says what is special in some of the heads (`gpu.quantised`).
@@ -105,6 +106,12 @@ class Case(msgspec.Struct, frozen=True):
         return scale
 
     @property
+    def head_dim_v(self) -> int:
+        """The head_dim of v and of the output, which is that of q and k unless the id has another one."""
+        size: int = self.value_of("head_dim_v")
+        return size
+
+    @property
     def has_few_queries(self) -> bool:
         """Whether there are so few queries that a kernel for long sequences would mostly compute padding."""
         return self.seq_q <= FEW_QUERIES
@@ -134,10 +141,11 @@ class Case(msgspec.Struct, frozen=True):
     def flops_per_call(self) -> int:
         """The floating-point operations of the matrix products, counted for visible pairs only.
 
-        A product has 2 * batch * heads * visible_pairs * head_dim operations.  Attention has two products, scores one.
+        A product has 2 * batch * heads * visible_pairs * head_dim operations, with that of v in the second product.
+        Scores have only the first one.
         """
-        products = 1 if self.computes == "scores" else 2
-        of_products = 2 * products * self.batch * self.heads * self.visible_pairs * self.head_dim
+        dims = self.head_dim + (0 if self.computes == "scores" else self.head_dim_v)
+        of_products = 2 * self.batch * self.heads * self.visible_pairs * dims
         return of_products + sum(part.flops(self) for part in parts.PARTS)
 
     @property
@@ -145,15 +153,15 @@ class Case(msgspec.Struct, frozen=True):
         """The bytes of q, k, v and out, each read or written once; scores do not read v."""
         q_size = self.batch * self.heads * self.seq_q * self.head_dim
         k_size = self.batch * self.kv_heads * self.seq_k * self.head_dim
-        v_size = 0 if self.computes == "scores" else k_size
+        v_size = 0 if self.computes == "scores" else self.batch * self.kv_heads * self.seq_k * self.head_dim_v
         inputs = ELEMENT_BYTES[self.dtype] * (q_size + k_size + v_size)
         others = sum(part.size_bytes(self) for part in parts.PARTS)
         return inputs + others + ELEMENT_BYTES[self.out_dtype] * math.prod(self.out_shape)
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
-        """The output's shape: for each query, a row of head_dim elements, or of seq_k elements for scores."""
-        columns = self.seq_k if self.computes == "scores" else self.head_dim
+        """The output's shape: for each query, a row of head_dim_v elements, or of seq_k elements for scores."""
+        columns = self.seq_k if self.computes == "scores" else self.head_dim_v
         return (self.batch, self.heads, self.seq_q, columns)
 
     def with_seed(self, seed: int) -> Case:
@@ -168,16 +176,19 @@ class Case(msgspec.Struct, frozen=True):
         return self.with_fields(changes)
 
     def with_fields(self, changes: Mapping[str, Any]) -> Case:
-        """Return this case with other values of fields, which may be those of parts of attention without a field."""
+        """Return this case with other values of fields, which may be those of parts of attention without a field.
+
+        There, None stands for the value of a plain case.
+        """
         fields = {name: value for name, value in changes.items() if name in self.__struct_fields__}
         case = msgspec.structs.replace(self, **fields)
-        if len(fields) == len(changes):
+        if len(fields) == len(changes) and not ("head_dim" in fields and case.modifiers):
             return case
         texts = []
         for token in parts.tokens():
             if token.field not in self.__struct_fields__:
                 value = changes.get(token.field, case.value_of(token.field))
-                texts.append("" if value == token.plain(case) else token.write(value))
+                texts.append("" if value in (None, token.plain(case)) else token.write(value))
         return msgspec.structs.replace(case, modifiers=_modifiers(texts))
 
     def computing(self, computes: Computes) -> Case:

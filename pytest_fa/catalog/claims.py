@@ -21,8 +21,9 @@ from pytest_fa.attention.dtypes import Dtype
 from pytest_fa.attention.e4m3 import SPECIAL
 from pytest_fa.attention.part import Part, shown
 from pytest_fa.attention.scores import Computes
+from pytest_fa.attention.sizes import further_sizes, judged_sizes
 from pytest_fa.catalog.case import Case, plain_case
-from pytest_fa.catalog.factors import FIRST_PART, Claim, Factors, claim_of, tells
+from pytest_fa.catalog.factors import FIRST_PART, HEAD_DIM, Claim, Factors, claim_of, tells
 from pytest_fa.catalog.variant import Supports, Variant
 
 QUERIES = 150  # more than two tiles of 64, and not a multiple of a tile
@@ -38,7 +39,8 @@ LEAST_VISIBLE = 0.5  # of the pairs that the claim with most of them sees; a mas
 def claims_of(variant: Variant, dtypes: tuple[str, ...] = (), judged: Iterable[Case] = ()) -> list[Claim]:
     """A few combinations of values that a variant supports, the plainest first; with `dtypes`, those of these dtypes.
 
-    Together with the cases `judged`, they have any two values that a case which the variant supports can have.
+    Together with the cases `judged`, they have any two values that a case which the variant supports can have.  Of a
+    range of sizes, a few have part in this, and each of a few others is that of one claim (`attention.sizes`).
     """
     factors, known = factors_of(variant, dtypes), [claim_of(case) for case in judged if tells(case)]
     return factors.covering(known) if known else factors.claims
@@ -62,11 +64,14 @@ def _factors(
         for dtype, head_dim in instantiations
         if dtype in supports.dtype and head_dim in supports.head_dim and (not dtypes or dtype in dtypes)
     ]
-    ordered = sorted(built, key=lambda pair: pair[0] != "fp16")
-    supported = {part: part.supported(supports) for part in parts.claimed_parts()}
-    values = {part: tuple(claim for claim in part.claims if claim in of) for part, of in supported.items()}
+    sizes = tuple(dict.fromkeys(head_dim for _, head_dim in built))
+    judged, claimed = judged_sizes(sizes), parts.claimed_parts()
+    ordered = sorted((pair for pair in built if pair[1] in judged), key=lambda pair: pair[0] != "fp16")
+    values = {part: part.judged_claims(supports, judged) for part in claimed}
+    further: list[tuple[int, object]] = [(HEAD_DIM, size) for size in further_sizes(sizes)]
+    further += [(n, each) for n, part in enumerate(claimed, FIRST_PART) for each in part.further_claims(supports)]
     plain = plain_case(BATCH, HEADS, QUERIES, 64, "fp16").computing(computes)
-    return Factors(plain, ordered, values)
+    return Factors(plain, ordered, values, further, supports)
 
 
 def claim_problem(variant: Variant) -> str | None:
@@ -76,7 +81,7 @@ def claim_problem(variant: Variant) -> str | None:
         for value in factors.values[place]:
             if factors.first_with(place, value) is None and (needed := _needed(variant, place, value)):
                 other, missing = needed
-                listed = ", ".join(map(shown, other.supported(variant.supports)))
+                listed = other.shown_claims(variant.supports)
                 return (
                     f"supports.{part.supports} has {shown(value)}, but a case with it needs {other.supports}: "
                     f"{shown(missing)}, and supports.{other.supports} is {listed}; add {shown(missing)} to "
@@ -147,7 +152,7 @@ def _cases_of_parts(variant: Variant, factors: Factors, judged: list[Case], seed
 
 def _is_judged(fields: Mapping[str, Any], judged: Iterable[Case]) -> bool:
     """Whether a case has these values of fields."""
-    return any(all(case.value_of(field) == value for field, value in fields.items()) for case in judged)
+    return any(case.with_fields(fields) == case for case in judged)
 
 
 def _cases_of_two_lengths(variant: Variant, chosen: list[Claim], claims: list[Claim], seed: int) -> list[Case]:
@@ -252,10 +257,16 @@ def unjudged(variant: Variant, judged: Iterable[Case]) -> list[Unjudged]:
         return []
     judged = list(judged)
     known, factors = [claim_of(case) for case in judged], factors_of(variant)
+    sizes, built = {claim.head_dim for claim in known}, {claim[:2] for claim in known}
     missing = [
         Unjudged(f"{dtype} at D = {head_dim}", dtype)
         for dtype, head_dim in factors.dtypes_with_head_dims
-        if (dtype, head_dim) not in {claim[:2] for claim in known}
+        if (dtype, head_dim) not in built and (HEAD_DIM, head_dim) not in factors.once
+    ]
+    missing += [
+        Unjudged(f"D = {size}")
+        for size in factors.values[HEAD_DIM]
+        if size not in sizes and (HEAD_DIM, size) in factors.once
     ]
     for place, part in enumerate(parts.claimed_parts(), start=FIRST_PART):
         values = {claim.flat[place] for claim in known}

@@ -4,6 +4,8 @@ A row has one value at each place.  Each row begins with a pair of values that n
 it gets the value with the most such pairs, or else the one that the fewest rows have.  Of several rows, with the places
 in other orders, the best one is taken.
 
+Each value is a pair with itself, too.  Of some values, one row is enough: they have no other pair.
+
 Some rows are not possible.  `conflict` says so of a whole row, and which of its places are to blame: no row with the
 same values there is possible.  These combinations are noted, and those that follow from them.  So a pair is left out
 only if it is proved that no row can have it.
@@ -24,12 +26,18 @@ CANDIDATES = 16  # rows of which the best one is taken
 class Rows:
     """The possible rows with `sizes` values at the places.  Sets of values are the bits of an int."""
 
-    def __init__(self, sizes: Sequence[int], conflict: Callable[[RowOfNumbers], Iterable[int] | None]) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        conflict: Callable[[RowOfNumbers], Iterable[int] | None],
+        once: Iterable[tuple[int, int]] = (),  # places, each with a value there of which one row is enough
+    ) -> None:
         self.conflict = functools.cache(conflict)
         self._places: list[list[int]] = []
         for size in sizes:
             first = sum(map(len, self._places))
             self._places.append([1 << bit for bit in range(first, first + size)])
+        self._once = {self._places[place][value] for place, value in once}
         self._impossible: list[int] = []
 
     def first_with(self, values: Mapping[int, int]) -> RowOfNumbers | None:
@@ -39,32 +47,41 @@ class Rows:
         return self._values(row) if row else None
 
     def covering(self, known: Iterable[Mapping[int, int]] = ()) -> list[RowOfNumbers]:
-        """The rows that have, together with the values of `known`, any two values which one row can have."""
+        """The rows that have, together with the values of `known`, any two values which one row can have.
+
+        Of the values of `once`, they have each one that a row can have.
+        """
         missing = self._pairs()
         for values in known:
             _remove(self._set(values), missing)
         order, rows, used = random.Random(0), list[RowOfNumbers](), Counter[int]()  # noqa: S311  # the same in each process
         while pair := _next_pair(missing):
-            row = self._best_with(pair, missing, used, order)
-            _remove(row or pair, missing)
-            if row:
+            if row := self._best_with(pair, missing, used, order):
+                _remove(row, missing)
                 rows.append(self._values(row))
                 used.update(_bits(row))
+                continue
+            for bit in _bits(pair):  # each of both may have a row without the other one
+                missing[bit] &= ~(pair - bit or bit)
         return rows
 
     def _set(self, values: Mapping[int, int]) -> int:
         return sum(self._places[place][value] for place, value in values.items())
 
     def _pairs(self) -> dict[int, int]:
-        """For each value, the values of all other places."""
-        every = sum(map(sum, self._places))
-        return {bit: every - sum(values) for values in self._places for bit in values}
+        """For each value, itself and the values of all other places; for one of `once`, only itself."""
+        paired = [sum(bit for bit in values if bit not in self._once) for values in self._places]
+        return {
+            bit: bit if bit in self._once else bit + sum(paired) - own
+            for values, own in zip(self._places, paired, strict=True)
+            for bit in values
+        }
 
     def _best_with(self, pair: int, missing: Mapping[int, int], used: Counter[int], order: random.Random) -> int:
         """The row with a pair that has the most missing pairs; 0 if no row has the pair."""
 
         def rank(value: int, row: int) -> tuple[int, int]:
-            return -(missing[value] & row).bit_count(), used[value]
+            return -(missing[value] & (row | value)).bit_count(), used[value]
 
         others = [place for place, values in enumerate(self._places) if not sum(values) & pair]
         best = 0
@@ -98,9 +115,10 @@ class Rows:
 
 
 def _next_pair(missing: Mapping[int, int]) -> int:
-    """A missing pair of the values that have the most of them; 0 if none is missing."""
+    """A missing pair of the values that have the most of them, or else one value; 0 if none is missing."""
     first = max(missing, key=lambda bit: missing[bit].bit_count())
-    return first | max(_bits(missing[first]), key=lambda bit: missing[bit].bit_count()) if missing[first] else 0
+    others = _bits(missing[first] & ~first)
+    return missing[first] and first | max(others, key=lambda bit: missing[bit].bit_count(), default=0)
 
 
 def _bits(values: int) -> Iterator[int]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.not_judged import recognised
-from pytest_fa.attention.part import shown
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.grammar import path_problem, real_path_problem
 from pytest_fa.catalog.variant import Entry, EntryKind, Supports
@@ -100,7 +99,7 @@ def _interface_problems(entry: Entry, supports: Supports) -> Iterator[str]:
     for part in parts.claimed_parts() if entry.kind == "cuda" else ():
         claims = part.supported(supports)
         if not part.is_in_c_interface and claims != part.claims[:1]:
-            listed = ", ".join(map(shown, claims))
+            listed = part.shown_claims(supports)
             yield (
                 f"supports.{part.supports} is {listed}, but the C interface has no field for it; drop the key, or call "
                 f"the kernel from a function of Python (entry.target)"

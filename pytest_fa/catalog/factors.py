@@ -1,7 +1,8 @@
 """Factors: what may differ between cases (dtype, head_dim, parts of attention), and a few cases with any two values.
 
 A case is possible if each part says so (`Part.impossible`), and if each value of it is that which was chosen: one part
-may overrule another one.  The fields that a part reads for this answer tell which factors are to blame.
+may overrule another one.  A variant may refuse two values together (`Part.refusal`), such as a size of V beside that of
+K.  The fields that a part reads for this answer tell which factors are to blame.
 
 Where queries see one key or none, the weights are 1, so most mistakes do not show.  Such a case counts only for pairs
 that no other case can have, such as one query under a top-left mask.
@@ -22,9 +23,10 @@ from pytest_fa.attention.part import Part
 from pytest_fa.attention.token import Token
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.covering import RowOfNumbers, Rows
+from pytest_fa.catalog.variant import Supports
 
 KEYS_THAT_TELL = 1.5  # on average; more than that
-FIRST_PART = 2  # the place of the first part, after dtype and head_dim
+HEAD_DIM, FIRST_PART = 1, 2  # the places of head_dim and of the first part, after dtype
 
 
 class Claim(NamedTuple):
@@ -129,8 +131,11 @@ class Factors:
         plain: Case,
         dtypes_with_head_dims: Iterable[tuple[Dtype, int]],
         values: Mapping[Part, tuple[object, ...]],
+        once: Iterable[tuple[int, object]] = (),  # places, each with a value there of which one case is enough
+        supports: Supports | None = None,  # of the variant whose cases they are
     ) -> None:
         self.plain = plain
+        self._supports = supports
         self.dtypes_with_head_dims = tuple(dtypes_with_head_dims)
         self._parts = tuple(values)
         firsts = (tuple(dict.fromkeys(pair[place] for pair in self.dtypes_with_head_dims)) for place in (0, 1))
@@ -140,18 +145,22 @@ class Factors:
             {"head_dim"},
             *({field for value in of for field in part.fields_with(value, plain.heads)} for part, of in values.items()),
         ]
-        sizes = tuple(map(len, self.values))
-        self._telling = Rows(sizes, functools.partial(self._conflict, must_tell=True))
-        self._rows = Rows(sizes, self._conflict)
+        self.once = frozenset((place, value) for place, value in once if value in self.values[place])
+        sizes, numbers = tuple(map(len, self.values)), [(p, self.values[p].index(value)) for p, value in self.once]
+        self._telling = Rows(sizes, functools.partial(self._conflict, must_tell=True), numbers)
+        self._rows = Rows(sizes, self._conflict, numbers)
 
     @functools.cached_property
     def claims(self) -> list[Claim]:
-        """Claims that have any two values which one case can have; the first is the plainest."""
+        """Claims as those of `covering`; the first is the plainest."""
         first = self.first_with()
         return [first, *self.covering([first])] if first else []
 
     def covering(self, known: Iterable[Claim] = ()) -> list[Claim]:
-        """Claims that have, together with those that are known, any two values which one case can have."""
+        """Claims that have, together with those that are known, any two values which one case can have.
+
+        Of the values of `once`, they have each one.
+        """
         numbered = [self._numbered(claim) for claim in known]
         telling = self._telling.covering(numbered)
         others = self._rows.covering([*numbered, *(dict(enumerate(row)) for row in telling)])
@@ -192,7 +201,16 @@ class Factors:
         if must_tell and not tells(case):  # other fields may
             case = claim.applied_to(self.plain, Counter())
         blamed = _conflict(case, claim, must_tell=must_tell)
+        if blamed is None:
+            blamed = self._refused(case)
         return None if blamed is None else [place for place, fields in enumerate(self._fields) if fields & blamed]
+
+    def _refused(self, case: Case) -> set[str] | None:
+        """The fields because of which the variant does not take a case; None if it does."""
+        for part in self._parts if self._supports else ():
+            if part.refusal(case, self._supports, ""):
+                return _fields_read(lambda case, part=part: part.refusal(case, self._supports, ""), case)  # type: ignore[misc]
+        return None
 
 
 class _Reading:

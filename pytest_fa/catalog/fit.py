@@ -60,7 +60,7 @@ def fitted(variant: Variant, case: Case, fits: Fits) -> Case:
     if not pairs:
         return case
     dtype, head_dim = min(pairs, key=lambda pair: (pair[0] != case.dtype, pair[1] != case.head_dim))
-    case = msgspec.structs.replace(case, head_dim=head_dim).with_dtype(dtype)
+    case = case.with_fields({"head_dim": head_dim}).with_dtype(dtype)
     if dtype == "e4m3" and "dtype" in fits and case.fp8_out not in variant.supports.fp8_out:
         case = msgspec.structs.replace(case, fp8_out=variant.supports.fp8_out[0])
     return case

@@ -18,6 +18,7 @@ from pytest_fa.attention import parts
 from pytest_fa.attention.dtypes import Dtype, dtype_called
 from pytest_fa.attention.not_judged import recognised
 from pytest_fa.attention.scores import Computes
+from pytest_fa.attention.sizes import in_order, read_range
 from pytest_fa.catalog.claims import claim_problem
 from pytest_fa.catalog.entry import entry_problem
 from pytest_fa.catalog.feature_keys import FIELD, key_types, problem_of, with_feature_keys
@@ -224,6 +225,8 @@ def _with_owned(data: Any) -> Any:  # noqa: ANN401  # any YAML value
 def _with_claims(data: Any) -> Any:  # noqa: ANN401  # any YAML value
     """Return the file's data with the keys of `supports` that have no field in `Supports` moved into `more`.
 
+    A range of `head_dim` becomes a list.
+
     Raises `ValueError` for a value that is not allowed.
     """
     members = data.get("variants") if isinstance(data, dict) else None
@@ -234,6 +237,8 @@ def _with_claims(data: Any) -> Any:  # noqa: ANN401  # any YAML value
             if MORE in supports:  # no key of a manifest
                 raise ValueError(f"unknown key {MORE!r} in supports (allowed: {', '.join(keys_of(Supports))})")
             plain = {key: value for key, value in supports.items() if key not in claims}
+            if isinstance(sizes := plain.get("head_dim"), dict):
+                plain["head_dim"] = read_range("supports.head_dim", sizes)
             owner["supports"] = {**plain, **({MORE: more} if more else {})}
     return data
 
@@ -311,7 +316,7 @@ def _targets(arch: tuple[Arch, ...], entry: Entry) -> tuple[Target, ...]:
 
 def _instantiations(listed: tuple[str, ...] | None, supports: Supports) -> tuple[tuple[Dtype, int], ...]:
     if listed is None:
-        return tuple((dtype, dim) for dtype in supports.dtype for dim in supports.head_dim)
+        return tuple((dtype, dim) for dtype in supports.dtype for dim in in_order(supports.head_dim))
     pairs = [text.split("-d") for text in listed]
     return tuple((dtype, int(dim)) for dtype, dim in pairs)  # type: ignore[misc]  # the pattern fixes the dtypes
 

@@ -99,11 +99,9 @@ def property_case(variant: Variant, sequence: int = SEQUENCE) -> Case:
     seq_q, seq_k = least_lengths(variant, sequence)
     dtype, head_dim = min(variant.instantiations, key=lambda pair: pair[0] != "fp16")  # prefer fp16
     case = plain_case(2, 3, seq_q, head_dim, dtype, seq_k=seq_k).computing(variant.computes)
-    case = case.with_fields({"fp8_out": supports.fp8_out_of(dtype)})
     claim = factors_of(variant).first_with()
-    for part, value in claim.by_part if claim else ():
-        case = case.with_fields(part.fields_with(value, case.heads))
-    return case
+    case = claim.applied_to(case) if claim else case
+    return case.with_fields({"fp8_out": supports.fp8_out_of(case.dtype)})
 
 
 def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) -> Case:

@@ -107,7 +107,7 @@ MODIFIERS = "modifiers"
 
 def factors_of_modifiers() -> Factors:
     """What differs between the cases of the suite `modifiers`: dtype, head_dim, and all parts of attention."""
-    values = {part: part.claims for part in parts.PARTS if len(part.claims) > 1}
+    values = {part: part.varied for part in parts.PARTS if len(part.varied) > 1}
     built = itertools.product(DTYPES, HEAD_DIMS)
     return Factors(plain_case(2, 4, 193, 64, "fp16"), built, values)  # type: ignore[arg-type]  # a dtype is one of them
 

@@ -13,6 +13,7 @@ from pytest_fa.attention.dtypes import Dtype
 from pytest_fa.attention.e4m3 import OutDtype
 from pytest_fa.attention.layout import Layout
 from pytest_fa.attention.scores import Computes
+from pytest_fa.attention.sizes import is_range, shown_sizes
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.grammar import ARCH
 from pytest_fa.catalog.own_truth import OwnTruth
@@ -60,7 +61,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     dtype: Annotated[tuple[Dtype, ...], SOME] = ("fp16",)
-    head_dim: Annotated[tuple[int, ...], SOME] = (64,)
+    head_dim: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1)], ...], SOME] = (64,)
     causal: Annotated[tuple[Causal, ...], SOME] = ("none",)
     layout: Annotated[tuple[Layout, ...], SOME] = ("bhsd",)
     device: Annotated[tuple[Device, ...], SOME] = ("cuda",)
@@ -292,8 +293,7 @@ class Variant(msgspec.Struct, frozen=True):
         if case.dtype == "e4m3" and not is_overhead and case.fp8_out not in supports.fp8_out:
             yield f"the output is {case.fp8_out}, supports.fp8_out is {', '.join(supports.fp8_out)}"
         if not takes_any_head_dim and (case.dtype, case.head_dim) not in self.instantiations:
-            built = ", ".join(f"{dtype}-d{dim}" for dtype, dim in self.instantiations)
-            yield f"no instantiation {case.dtype}-d{case.head_dim}, compiled are {built}"
+            yield f"no instantiation {case.dtype}-d{case.head_dim}, compiled are {self._instantiated}"
         yield from self._refused_parts(case, is_first=False)
         for field in ("seq_q", "seq_k"):
             multiple = getattr(supports, f"{field}_multiple_of")
@@ -307,12 +307,27 @@ class Variant(msgspec.Struct, frozen=True):
     def _refused_value(self, field: Literal["dtype", "head_dim"], case: Case) -> Iterator[str]:
         value, allowed = getattr(case, field), getattr(self.supports, field)
         if value not in allowed:
-            yield f"{field} is {value}, supports {', '.join(map(str, allowed))}{self._remedy(field)}"
+            listed = shown_sizes(allowed) if field == "head_dim" else ", ".join(allowed)
+            yield f"{field} is {value}, supports {listed}{self._remedy(field)}"
+
+    @property
+    def _instantiated(self) -> str:
+        """The pairs that are built, those of a dtype with a range of head_dims in short."""
+        by_dtype: dict[str, list[int]] = {}
+        for dtype, dim in self.instantiations:
+            by_dtype.setdefault(dtype, []).append(dim)
+        if not any(map(is_range, by_dtype.values())):
+            return ", ".join(f"{dtype}-d{dim}" for dtype, dim in self.instantiations)
+        return "; ".join(f"{dtype} with head_dim {shown_sizes(dims)}" for dtype, dims in by_dtype.items())
 
     def _refused_parts(self, case: Case, *, is_first: bool) -> Iterator[str]:
-        """What parts of attention it does not support; the role `overhead` fits any without a field in `supports`."""
+        """What parts of attention it does not support.
+
+        The role `overhead` fits any without a field in `supports` that leaves the shapes of tensors as they are.
+        """
         for part in sorted(parts.PARTS, key=lambda part: part.claim_order):
-            is_free = self.role == "overhead" and part.supports not in self.supports.__struct_fields__
+            is_new = part.supports not in self.supports.__struct_fields__
+            is_free = self.role == "overhead" and is_new and not part.changes_shapes
             if (part.claim_order == 0) is is_first and not is_free:
                 refusal = part.refusal(case, self.supports, self._remedy(part.supports))
                 yield from () if refusal is None else (refusal,)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.dtypes import dtype_called
+from pytest_fa.attention.sizes import RANGE
 
 MAX_CHARACTERS = 60  # of a value that a message shows
 KINDS = {dict: "object", list: "array", str: "str", bool: "bool", int: "int", float: "float", type(None): "null"}
@@ -82,7 +83,7 @@ def _what_to_write(key: str, expected: list[str], value: Any) -> str:  # noqa: A
     is_scalar = isinstance(value, (str, int)) and not isinstance(value, bool)
     allowed = next((part.claims for part in parts.PARTS if part.supports == name), ())
     if expected[0] == "array" and name in NUMBERS and not str(value).isdecimal():
-        return f"it must be a list of numbers, such as `{name}: {NUMBERS[name]}`"
+        return f"it must be a list of numbers, such as `{name}: {NUMBERS[name]}`, or a range, such as `{name}: {RANGE}`"
     if expected[0] == "array" and allowed and value not in allowed:
         return f"it must be a list of {', '.join(map(str, allowed))}"
     if expected[0] == "array" and is_scalar:

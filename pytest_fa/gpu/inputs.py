@@ -122,7 +122,7 @@ class Inputs(Arguments):  # what only some calls have are attributes
 class Output(NamedTuple):
     """What one call writes.  `more` has its further outputs by the names of the parts of attention that have one."""
 
-    out: torch.Tensor  # [batch, heads, seq_q, head_dim or seq_k]
+    out: torch.Tensor  # [batch, heads, seq_q, head_dim_v or seq_k]
     more: Mapping[str, torch.Tensor] = NOTHING  # [batch, heads, seq_q] float32 each
 
     @property
@@ -156,8 +156,8 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
     """N(0, 1) data from the case's seed.  It is drawn on the CPU, so that every device gets the same numbers."""
     generator = torch.Generator().manual_seed(case.seed)
     query_shape = (case.batch, case.heads, case.seq_q, case.head_dim)
-    key_shape = (case.batch, case.kv_heads, case.seq_k, case.head_dim)
-    q, k, v = (_draw(shape, case, generator) for shape in (query_shape, key_shape, key_shape))
+    key_shape, value_shape = ((case.batch, case.kv_heads, case.seq_k, dim) for dim in (case.head_dim, case.head_dim_v))
+    q, k, v = (_draw(shape, case, generator) for shape in (query_shape, key_shape, value_shape))
     words = parts.arguments_of(case)
     if case.dtype != "e4m3":
         return Inputs.of_call(q, k, v, case.scale, **words).map(lambda tensor: tensor.to(device))
@@ -182,22 +182,28 @@ def descale_keywords(descales: Descales | None) -> dict[str, torch.Tensor]:
 def empty_output(
     q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
+    v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim_v]
     computes: Computes,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """An uninitialized output: q's shape and strides for attention; dense [batch, heads, seq_q, seq_k] for scores.
+    """An uninitialized output: for attention [batch, heads, seq_q, head_dim_v] with the axes in the order of q's.
 
-    Without `dtype`, it has q's, or fp16 for e4m3.
+    For scores, it is dense [batch, heads, seq_q, seq_k].  Without `dtype`, it has q's, or fp16 for e4m3.
     """
     dtype = dtype or (torch.float16 if q.dtype == E4M3 else q.dtype)
     if computes == "scores":
         return q.new_empty((*q.shape[:3], k.shape[2]), dtype=dtype)
-    return torch.empty_like(q, dtype=dtype)
+    if v.shape[3] == q.shape[3]:
+        return torch.empty_like(q, dtype=dtype)
+    shape = (*q.shape[:3], v.shape[3])
+    order = sorted(range(len(shape)), key=lambda axis: q.stride()[axis], reverse=True)
+    dense = q.new_empty([shape[axis] for axis in order], dtype=dtype)
+    return dense.permute([order.index(axis) for axis in range(len(shape))])
 
 
 def poisoned_output(inputs: Inputs, computes: Computes = "attention") -> torch.Tensor:
     """An output filled with NaN, so that an element that a kernel does not write is found."""
-    return poison(empty_output(inputs.q, inputs.k, computes, inputs.output_dtype))
+    return poison(empty_output(*inputs[:3], computes, inputs.output_dtype))
 
 
 def poisoned_rows(inputs: Inputs) -> torch.Tensor:

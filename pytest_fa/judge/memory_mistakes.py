@@ -23,19 +23,16 @@ def memory_mistakes(inputs: Inputs) -> Iterator[Mistake]:
 
 def _transposed(inputs: Inputs) -> Iterator[Mistake]:
     """Matrices [S, D] that are read or written as [D, S], in both directions; they are equal if S = D."""
-    moves = (_rows_as_columns, _columns_as_rows)
-    for move in moves[: 1 if _is_square(inputs.q) else 2]:
+    for move in _moves(inputs.q.shape[2], inputs.v.shape[3]):
         yield Mistake("each head of the output is transposed: look at the store's row and column", arrange=move)
-        words = "each head of Q is read transposed: look at the load's row and column"
-        yield Mistake(words, lambda inputs, move=move: inputs._replace(q=move(inputs.q)))  # type: ignore[misc]
-    for move in moves[: 1 if _is_square(inputs.k) else 2]:
-        words = "each head of {} is read transposed: look at the load's row and column"
-        yield Mistake(words.format("K"), lambda inputs, move=move: inputs._replace(k=move(inputs.k)))  # type: ignore[misc]
-        yield Mistake(words.format("V"), lambda inputs, move=move: inputs._replace(v=move(inputs.v)))  # type: ignore[misc]
+    for name in ("q", "k", "v"):
+        words = f"each head of {name.upper()} is read transposed: look at the load's row and column"
+        for move in _moves(*getattr(inputs, name).shape[2:]):
+            yield Mistake(words, lambda i, name=name, move=move: i._replace(**{name: move(getattr(i, name))}))  # type: ignore[misc]
 
 
-def _is_square(tensor: torch.Tensor) -> bool:
-    return tensor.shape[2] == tensor.shape[3]
+def _moves(rows: int, columns: int) -> tuple[Move, ...]:
+    return (_rows_as_columns,) if rows == columns else (_rows_as_columns, _columns_as_rows)
 
 
 def _rows_as_columns(tensor: torch.Tensor) -> torch.Tensor:

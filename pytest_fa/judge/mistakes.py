@@ -120,6 +120,9 @@ def _scale_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     scale, head_dim = inputs.scale, inputs.q.shape[3]
     is_usual = math.isclose(scale, head_dim**-0.5)
     scales = [(1.0, "the softmax scale is not applied")]
+    if (of_v := inputs.v.shape[3]) != head_dim:
+        words = f"the softmax scale is that of another width: 1/sqrt({of_v}), the head_dim of V, not 1/sqrt({head_dim})"
+        scales.append((of_v**-0.5, words))
     if is_usual:
         scales += [
             (1 / head_dim, "the softmax scale is 1/D, not 1/sqrt(D): look whether it is applied twice"),
@@ -291,16 +294,20 @@ def _replaced(names: tuple[str, ...], of: Callable[[torch.Tensor], torch.Tensor]
 def _operand_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     """Operands that are exchanged, cut off or shifted."""
     q, k, v = inputs[:3]
-    yield Mistake("K and V are exchanged: look at the order of the arguments", lambda i: i._replace(k=i.v, v=i.k))
-    yield Mistake("K is read in place of V: look at the pointer of V", lambda i: i._replace(v=i.k))
-    yield Mistake("V is read in place of K: look at the pointer of K", lambda i: i._replace(k=i.v))
+    if k.shape == v.shape:
+        yield Mistake("K and V are exchanged: look at the order of the arguments", lambda i: i._replace(k=i.v, v=i.k))
+        yield Mistake("K is read in place of V: look at the pointer of V", lambda i: i._replace(v=i.k))
+        yield Mistake("V is read in place of K: look at the pointer of K", lambda i: i._replace(k=i.v))
     if q.shape == k.shape:
         yield Mistake("Q and K are exchanged: look at the order of the arguments", lambda i: i._replace(q=i.k, k=i.q))
+    if q.shape == v.shape:
         yield Mistake("Q and V are exchanged: look at the order of the arguments", lambda i: i._replace(q=i.v, v=i.q))
-        for name in ("q", "k", "v"):
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.shape == (*q.shape[:3], v.shape[3]):
             words = f"the output is {name.upper()} itself"
             yield Mistake(words, arrange=lambda _, name=name: getattr(inputs, name).double())  # type: ignore[misc]
-    for kept in sorted({8, 16, 32, 64, q.shape[3] // 2, q.shape[3] - 8, q.shape[3] - 16}):
+    whole = (q.shape[3] // tile * tile for tile in TILES)
+    for kept in sorted({8, 16, 32, 64, q.shape[3] // 2, q.shape[3] - 8, q.shape[3] - 16, *whole}):
         if 0 < kept < q.shape[3]:
             words = f"Q K^T sums only the first {kept} of {q.shape[3]} dims: look at the loop over D"
             yield Mistake(words, lambda i, kept=kept: i._replace(q=i.q[..., :kept], k=i.k[..., :kept]))  # type: ignore[misc]

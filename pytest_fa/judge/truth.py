@@ -41,7 +41,7 @@ class Spread(NamedTuple):
     The errors of different keys are independent, so their squares add up.  The policy `fp8` scales its bounds by it.
     """
 
-    of_sum: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, sqrt(sum p^2 v^2) over keys, p normalised
+    of_sum: torch.Tensor  # [batch, heads, seq_q, head_dim_v] float64, sqrt(sum p^2 v^2) over keys, p normalised
     # The same in the direction of the output's row, squared: sum p^2 <v, out>^2 over keys.
     along_row: torch.Tensor  # [batch, heads, seq_q] float64
     largest_v: torch.Tensor  # [batch, heads, 1, 1] float64, max|v| of the head
@@ -50,8 +50,8 @@ class Spread(NamedTuple):
 class Truth(NamedTuple):
     """What an output is compared with.  `spread` is None unless it was requested."""
 
-    out: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, exact
-    same_precision: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, rounded where an ideal kernel rounds
+    out: torch.Tensor  # [batch, heads, seq_q, head_dim_v] float64, exact
+    same_precision: torch.Tensor  # [batch, heads, seq_q, head_dim_v] float64, rounded where an ideal kernel rounds
     terms: int  # number of terms in the sum of an output element: seq_k for attention, head_dim for scores
     # The RMS that a row would have if V (for scores: K) were random: sqrt(sum p^2) rms(v).
     row_size: torch.Tensor  # [batch, heads, seq_q] float64
@@ -68,7 +68,7 @@ class Operands(NamedTuple):
     """What the queries of a block share."""
 
     k: torch.Tensor  # [batch, heads, seq_k, head_dim] float64
-    v: torch.Tensor  # [batch, heads, seq_k, head_dim] float64
+    v: torch.Tensor  # [batch, heads, seq_k, head_dim_v] float64
     scale: float
     rms_v: torch.Tensor  # [batch, heads, 1] float64
     largest_v: torch.Tensor | None  # [batch, heads, 1, 1] float64; None if no spread is wanted
@@ -196,7 +196,7 @@ def _empty_truth(q: torch.Tensor, operands: Operands) -> Truth:
     """A truth for the output of `q` whose rows are not computed yet."""
 
     def empty() -> torch.Tensor:
-        return torch.empty(q.shape, dtype=torch.float64, device=q.device)
+        return torch.empty((*q.shape[:3], operands.v.shape[3]), dtype=torch.float64, device=q.device)
 
     error = Float32Error(empty(), empty()) if q.dtype == torch.float32 else None
     row_size = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device)

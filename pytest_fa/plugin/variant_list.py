@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.part import shown
+from pytest_fa.attention.sizes import is_range, shown_sizes
 from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.feature_keys import values_of
 from pytest_fa.catalog.select import select_variants
@@ -79,7 +79,9 @@ def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 def _row(variant: Variant) -> tuple[str, ...]:
     supports = variant.supports
-    dims = "any" if supports.any_head_dim else ",".join(map(str, supports.head_dim))
+    sizes = supports.head_dim
+    listed = f"{min(sizes)} to {max(sizes)}" if is_range(sizes) else ",".join(map(str, sizes))
+    dims = "any" if supports.any_head_dim else listed
     step = " ".join(printable(variant.step).split())
     return (variant.name, _role(variant), variant.entry.kind, ",".join(supports.dtype), dims, step)
 
@@ -100,8 +102,8 @@ def _facts(variant: Variant) -> Iterator[tuple[str, str]]:
         "architectures": ", ".join(variant.arch),
         "devices": ", ".join(supports.device),
         "dtypes": ", ".join(supports.dtype),
-        "head_dim": "any" if supports.any_head_dim else ", ".join(map(str, supports.head_dim)),
-        **{part.supports: ", ".join(map(shown, part.supported(supports))) for part in parts.claimed_parts()},
+        "head_dim": "any" if supports.any_head_dim else shown_sizes(supports.head_dim),
+        **{part.supports: part.shown_claims(supports) for part in parts.claimed_parts()},
         "defines": ", ".join(f"{name}={value}" for name, value in variant.defines.items()),
         "flags": " ".join(variant.flags),
         "tolerance": str(variant.tolerance),

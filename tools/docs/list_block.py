@@ -8,6 +8,7 @@ from pathlib import Path
 from pytest_fa.attention import not_judged, parts
 from pytest_fa.attention.dtypes import DTYPES
 from pytest_fa.attention.part import Part, shown
+from pytest_fa.attention.sizes import RANGE
 from pytest_fa.features.selftest.exploit_lines import exploit_items, twin_items
 from pytest_fa.options.flags import all_options
 from tools.docs.block import NOTHING, one_of, table
@@ -39,8 +40,13 @@ def _tokens() -> list[list[str]]:
     return [["part", "meaning"], *([text, meaning] for part in parts.PARTS for text, meaning in part.rows)]
 
 
+def _values(part: Part) -> str:
+    """What a manifest may claim of a part."""
+    return part.documented_claims or ", ".join(f"`{shown(claim)}`" for claim in part.claims)
+
+
 def _claim_cells(part: Part) -> list[str]:
-    values = ", ".join(f"`{shown(claim)}`" for claim in part.claims)
+    values = _values(part)
     claims = f"`{part.supports}`: {values}" if part.supports else NOTHING
     words = ", ".join(f"`{word}`" for word in (*part.words, *part.output_names)) or NOTHING
     return [part.summary, claims, words, f"`{part.output}`" if part.output else NOTHING]
@@ -54,13 +60,12 @@ def _judged() -> list[list[str]]:
     rows = [
         ["attention", "judged", "manifest key, or how to judge the kernel anyway"],
         ["q, k and v of one dtype", "yes", f"`dtype`: {', '.join(f'`{name}`' for name in DTYPES)}"],
-        ["any head_dim, equal for Q, K and V", "yes", "`head_dim`, such as `[64, 128]`"],
+        ["any head_dim", "yes", f"`head_dim`, such as `[64, 128]` or `{RANGE}`"],
         ["any scale, also zero and negative", "yes", "the placeholder `scale` in `entry.call`"],
     ]
     for part in parts.PARTS:
         if part.supports or part.output:
-            claims = ", ".join(f"`{shown(claim)}`" for claim in part.claims)
-            key = f"`{part.supports}`: {claims}" if part.supports else f"`returns: [out, {part.output}]`"
+            key = f"`{part.supports}`: {_values(part)}" if part.supports else f"`returns: [out, {part.output}]`"
             judged = "yes" if part.is_in_c_interface or not part.supports else "yes, not in CUDA sources"
             rows.append([part.summary, judged, key])
     return [*rows, *(_not_judged_cells(row) for row in not_judged.rows().values())]

@@ -28,7 +28,7 @@ pin_math = partial(sdpa_kernel, SDPBackend.MATH)
 def forward(
     q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
-    v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
+    v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim_v]
     *,
     scale: float,
     causal: str = "none",

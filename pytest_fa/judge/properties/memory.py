@@ -193,7 +193,7 @@ def _require_right_for_many(name: str, subject: PropertySubject, batches: int, h
     inputs = subject.inputs()
     ends = lengths(subject, MANY_SEQUENCE, MANY_SEQUENCE)
     if subject.device.type == "cuda":  # the tensors of both sides, and truth in float64
-        elements = batches * heads * sum(ends) * inputs.q.shape[3]
+        elements = batches * heads * sum(end * each.shape[3] for end, each in zip(ends, inputs[:3], strict=True))
         _require_memory(subject, elements * (COPIES * inputs.q.element_size() + 2 * torch.float64.itemsize))
     q, k, v = (
         tensor[:1, :1, :end].expand(batches, heads, -1, -1).clone()

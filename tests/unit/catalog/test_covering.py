@@ -59,6 +59,26 @@ def test_known_values_are_not_covered_again(seed: int) -> None:
     assert all(pairs_of(rows[: place + 1]) > pairs_of(rows[:place]) for place in range(len(rows)))
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_of_some_values_one_row_is_enough(seed: int) -> None:
+    """Each of these values is in a row if one can have it, and so is each other one; those have all their pairs."""
+    sizes, rules = random_rules(seed)
+    once = {(place, value) for place, size in enumerate(sizes) for value in range(1 + seed % 2, size)}
+    rows, possible = Rows(sizes, conflict_of(rules), once).covering(), possible_rows(sizes, rules)
+    assert set(rows) <= set(possible)
+    assert {pair for pair in pairs_of(possible) if not once & {*pair}} <= pairs_of(rows)
+    assert {placed for row in possible for placed in enumerate(row)} == {
+        placed for row in rows for placed in enumerate(row)
+    }
+
+
+def test_a_value_of_one_row_costs_no_pairs() -> None:
+    """Seven such values at each of two places stand together in seven rows, beside six of the other values' pairs."""
+    once = [(place, value) for place in (0, 1) for value in range(2, 9)]
+    rows = Rows((9, 9, 2, 2), lambda row: [0, 1] if row[0] == row[1] > 1 else None, once).covering()
+    assert len(rows) <= 6 + 7
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_first_row_with_a_value(seed: int) -> None:
     """It is the first one of the whole product; there is none only if no row has the value."""

@@ -69,9 +69,9 @@ def possible_pairs(of: Mapping[str, Iterable[Any]], among: list[Part]) -> set[Pa
 
 def check_modifiers(cases: Iterable[Case]) -> set[Pair]:
     """Check that the cases have all possible pairs, and return these."""
-    varied = [part for part in parts.PARTS if len(part.claims) > 1]
+    varied = [part for part in parts.PARTS if len(part.varied) > 1]
     dtypes, head_dims, *_ = factors_of_modifiers().values
-    features = {"dtype": dtypes, "head_dim": head_dims, **{part.name: part.claims for part in varied}}
+    features = {"dtype": dtypes, "head_dim": head_dims, **{part.name: part.varied for part in varied}}
     possible = possible_pairs(features, varied)
     assert possible == pairs_of(values_of(case, varied) for case in cases)
     return possible
@@ -84,11 +84,13 @@ def test_any_two_features_occur_together() -> None:
     assert len(cases) <= MAX_CASES
     assert (("causal", "top_left"), ("window", "left")) not in possible
     assert (("window", "left"), ("softcap", True)) in possible
+    assert (("head_dim", 128), ("head_dim_v", 128)) not in possible
+    assert (("head_dim", 192), ("head_dim_v", 128)) in possible
 
 
 def test_a_pair_counts_only_where_several_keys_are_seen() -> None:
     """Without the cases in which queries see one key, only one query under a causal mask is missing."""
-    varied = [part for part in parts.PARTS if len(part.claims) > 1]
+    varied = [part for part in parts.PARTS if len(part.varied) > 1]
     missing = pairs_of(values_of(case, varied) for case in SUITES["modifiers"]) - pairs_of(
         values_of(case, varied) for case in SUITES["modifiers"] if tells(case)
     )
@@ -163,6 +165,7 @@ def test_a_new_part_comes_in_by_itself() -> None:
 # -- what a variant claims --------------------------------------------------------------------------------------------
 
 CLAIMS: dict[str, tuple[Any, ...]] = {"window": ("none", "left", "both", "negative"), "softcap": (False, True)}
+SIZES: dict[str, tuple[Any, ...]] = {**CLAIMS, "head_dim_v": ("equal", 72, 128)}
 
 
 def claiming(**more: tuple[Any, ...]) -> Variant:
@@ -180,7 +183,11 @@ def claiming(**more: tuple[Any, ...]) -> Variant:
 
 
 @pytest.mark.parametrize("suite", [(), SUITES["history"]], ids=["alone", "beside history"])
-@pytest.mark.parametrize("more", [{}, CLAIMS, {"softcap": (True,)}], ids=["masks", "all", "always capped"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, CLAIMS, {"softcap": (True,)}, SIZES, {"head_dim_v": (128,)}],
+    ids=["masks", "all", "always capped", "sizes of V", "one size of V"],
+)
 def test_any_two_claims_occur_together(more: dict[str, tuple[Any, ...]], suite: tuple[Case, ...]) -> None:
     """The cases of a variant's claims have all pairs of the whole product that its manifest and the parts allow."""
     candidate, claimed = claiming(**more), parts.claimed_parts()
@@ -222,5 +229,5 @@ def test_all_that_a_part_varies_is_judged() -> None:
     for part in parts.claimed_parts():
         for value in part.supported(candidate.supports):
             for fields in part.fields_in_turn(value, 4):
-                shown = [case for case in cases if all(case.value_of(field) == each for field, each in fields.items())]
+                shown = [case for case in cases if case.with_fields(fields) == case]
                 assert shown, fields

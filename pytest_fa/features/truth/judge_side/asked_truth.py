@@ -150,7 +150,7 @@ class _ExactCall:
             device=self.q.device.type,
             dtype=str(self.dtype).removeprefix("torch."),
             shapes=tuple(tuple(tensor.shape) for tensor in (self.q, self.k, self.v)),
-            out_shape=tuple(self.q.shape),
+            out_shape=(*self.q.shape[:3], self.v.shape[3]),
             keywords={"scale": self.scale, **self.words},
             needed=(*(["scale"] if self.scale != self.q.shape[3] ** -0.5 else []), *needed),
             is_exact=is_exact,
