@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.mistake import TILES, Mistake
-from pytest_fa.attention.part import CallInputs, Part, Shape
+from pytest_fa.attention.part import CallInputs, Part, Shape, shown
 from pytest_fa.attention.sizes import PAIRED, RANGE, further_sizes, judged_sizes, read_range, shown_sizes
 from pytest_fa.attention.token import Number
 
@@ -55,9 +55,9 @@ class ValueSize(Part):
         values = claim if isinstance(claim, list) else []
         if values and all(value == EQUAL or (type(value) is int and value > 0) for value in values):
             return tuple(values)
-        shown = str(claim).replace("'", "")
+        found = str(claim).replace("'", "") if isinstance(claim, list) else shown(claim)
         raise ValueError(
-            f"{key} is {shown}; write a list of sizes, such as `[64, 128]` or `[{EQUAL}, 128]`, or `{RANGE}`"
+            f"{key} is {found}; write a list of sizes, such as `[64, 128]` or `[{EQUAL}, 128]`, or `{RANGE}`"
         )
 
     def shown_claims(self, supports: Any) -> str:  # `catalog.variant.Supports`

@@ -35,7 +35,6 @@ MANIFESTS = {
     "supports: {causal: [alibi]}": "alibi",
     entry("keywords: {alibi_slopes: slopes}"): "alibi",
     entry("keywords: {dropout_p: VALUE}"): "dropout",
-    "supports: {head_dim_v: [128]}": "head_dim_v",
     "supports: {layout: [thd]}": "ragged",
     "variants: {a: {supports: {varlen: true}}}": "ragged",
     entry("keywords: {cu_seqlens_q: VALUE}"): "ragged",
