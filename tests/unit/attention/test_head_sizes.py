@@ -166,6 +166,18 @@ def test_a_right_kernel_passes(variant_of: VariantOf, text: str) -> None:
     assert result.outcome == "ok", result.message
 
 
+def test_e4m3_has_a_size_of_v(variant_of: VariantOf) -> None:
+    """In e4m3, V has its own descales, whatever its size."""
+    source = KERNEL.replace("lse=None)", "lse=None, q_descale=None, k_descale=None, v_descale=None)")
+    dequantised = (
+        "    q, k, v = (x.float() * s[:, :, None, None] for x, s in ((q, q_descale), (k, k_descale), (v, v_descale)))\n"
+    )
+    source = source.replace("    groups =", f"{dequantised}    groups =")
+    variant = variant_of(source, supports=SUPPORTS.replace("fp16, bf16, fp32", "e4m3"))
+    result = judged(variant, "b1h4s70d64-e4m3-kv2-dv72-bshd-seed0")
+    assert result.outcome == "ok", result.message
+
+
 @pytest.mark.parametrize("name", [name for name in PROPERTIES if name not in ON_GPU])
 def test_the_properties_hold_with_another_size_of_v(variant_of: VariantOf, name: str) -> None:
     """Each property holds of a right kernel whose V is wider than its K."""
