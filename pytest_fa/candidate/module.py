@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -43,6 +44,7 @@ from pytest_fa.options import options
 
 CUDA_FAILED = ("CUDA error", "CUDA driver error", "CUDA out of memory")  # how the errors of PyTorch's CUDA checks begin
 MODULE_LINE = 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {{ module.def("{0}", &{0}); }}'
+VARIANTS = "pytest_fa_variants"  # the package of the packages of variants' folders
 OPERATOR_LINE = 'TORCH_LIBRARY({0}, library) {{ library.def("{1}", &{1}); }}'
 
 
@@ -261,14 +263,14 @@ class _FromSource(SourceFileLoader):
 
 
 def _import_from_folder(variant: Variant, module_name: str) -> ModuleType | None:
-    """Import `<variant folder>/<module>.py`, if it exists, under a name that is unique to the folder.
+    """Import `<variant folder>/<module>.py`, if it exists, as a module of the folder's own package.
 
-    Two folders may thus have modules of the same name.
+    Two folders may thus have modules of the same name, and a module imports one beside it by `from .other import name`.
     """
     path = Path(variant.folder) / f"{module_name}.py"
     if not path.is_file():
         return None
-    name = f"pytest_fa_variants.{Path(variant.folder).name}.{module_name}"
+    name = f"{_package_of(Path(variant.folder))}.{module_name}"
     if name in sys.modules and sys.modules[name].__file__ == str(path):
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
@@ -276,19 +278,29 @@ def _import_from_folder(variant: Variant, module_name: str) -> ModuleType | None
         return None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    _add_packages(name)
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]  # so that the next import fails in the same way
         raise
+    setattr(sys.modules[spec.parent or VARIANTS], module_name, module)
     return module
 
 
-def _add_packages(name: str) -> None:
-    """Let `import` find a module of this name, as pickle does for functions and classes: make its packages."""
-    while parent := name.rpartition(".")[0]:
-        package = sys.modules.setdefault(parent, ModuleType(parent))
-        package.__path__ = []
-        setattr(package, name.removeprefix(f"{parent}."), sys.modules[name])
-        name = parent
+def _package_of(folder: Path) -> str:
+    """The name of a folder's package, made with its parent.  Folders of one name have packages of their own."""
+    root = _package(VARIANTS, [])
+    for number in itertools.count(1):
+        name = folder.name if number == 1 else f"{folder.name}_{number}"
+        package = _package(f"{VARIANTS}.{name}", [str(folder)])
+        if package.__path__ == [str(folder)]:
+            setattr(root, name, package)  # so that pickle finds functions and classes by their names
+            break
+    return package.__name__
+
+
+def _package(name: str, path: list[str]) -> ModuleType:
+    package = sys.modules.setdefault(name, ModuleType(name))
+    if not hasattr(package, "__path__"):
+        package.__path__ = path
+    return package
