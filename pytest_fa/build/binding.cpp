@@ -301,8 +301,10 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
+// Launches the kernel and returns 0.  A call without the workspace that the kernel needs launches nothing and returns its
+// bytes: so a call that needs none is not asked twice.
 template <Computes COMPUTES>
-void Forward(Arguments arguments) {
+int64_t Forward(Arguments arguments) {
   const DLTensor &q = arguments.Tensor("q"), &k = arguments.Tensor("k"), &v = arguments.Tensor("v");
   const DLTensor& out = arguments.Tensor("out");
   const DLTensor *lse = arguments.TensorOrNone("lse"), *workspace = arguments.TensorOrNone("workspace");
@@ -324,12 +326,15 @@ void Forward(Arguments arguments) {
     for (int axis = 0; axis < workspace->ndim; ++axis) args.workspace_bytes *= workspace->shape[axis];
   }
   DeviceGuard guard(q.device.device_id);
+  if (workspace == nullptr && fa_workspace_bytes != nullptr) {
+    if (const size_t bytes = fa_workspace_bytes(&args)) return static_cast<int64_t>(bytes);
+  }
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(q.device.device_type, q.device.device_id));
 
   (void)cudaGetLastError();  // drop the error of an earlier launch
   const int status = fa_forward(&args, stream);
 
-  if (status == FA_OK) return;
+  if (status == FA_OK) return 0;
   FA_REQUIRE(status > 0, ValueError, "refused: %s", message[0] ? message : "(the kernel gave no reason)");
   const auto error = static_cast<cudaError_t>(status);
   FA_THROW(RuntimeError, "launch failed: %s: %s", cudaGetErrorName(error), cudaGetErrorString(error));
@@ -348,11 +353,10 @@ int64_t WorkspaceBytes(Arguments arguments) {
 
 }  // namespace
 
-// Exports a function under the name by which tvm-ffi finds it.  COUNT is the number of its arguments.  The statement may
-// set `result`, which is None before.
+// Exports a function under the name by which tvm-ffi finds it.  COUNT is the number of its arguments.  The statement sets
+// `result`.
 #define FA_EXPORT_FFI(NAME, COUNT, STATEMENT)                                                                     \
   FA_EXPORT int __tvm_ffi_##NAME(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny* result) {              \
-    (void)result;                                                                                                 \
     try {                                                                                                         \
       Arguments arguments(values, count, COUNT);                                                                  \
       STATEMENT;                                                                                                  \
@@ -364,8 +368,7 @@ int64_t WorkspaceBytes(Arguments arguments) {
 
 #define FA_RETURN(TYPE, VALUE) result->type_index = TYPE, result->v_int64 = VALUE
 
-FA_EXPORT_FFI(forward, 14, Forward<Computes::kAttention>(arguments))
+FA_EXPORT_FFI(forward, 14, FA_RETURN(kTVMFFIInt, Forward<Computes::kAttention>(arguments)))
 FA_EXPORT_FFI(workspace_bytes, 9, FA_RETURN(kTVMFFIInt, WorkspaceBytes<Computes::kAttention>(arguments)))
-FA_EXPORT_FFI(scores, 14, Forward<Computes::kScores>(arguments))
+FA_EXPORT_FFI(scores, 14, FA_RETURN(kTVMFFIInt, Forward<Computes::kScores>(arguments)))
 FA_EXPORT_FFI(scores_workspace_bytes, 9, FA_RETURN(kTVMFFIInt, WorkspaceBytes<Computes::kScores>(arguments)))
-FA_EXPORT_FFI(needs_workspace, 0, FA_RETURN(kTVMFFIBool, fa_workspace_bytes != nullptr))

@@ -27,7 +27,6 @@ class CudaForward:
         self._entry, self._workspace_bytes = module.forward, module.workspace_bytes
         if computes == "scores":
             self._entry, self._workspace_bytes = module.scores, module.scores_workspace_bytes
-        self._needs_workspace = bool(module.needs_workspace())
         self._allocate, self._computes, self._library = allocate, computes, library
 
     def __call__(  # noqa: PLR0913  # one argument for each tensor
@@ -54,13 +53,10 @@ class CudaForward:
         if out is None:
             out = empty_output(q, k, v, self._computes)
         code = CAUSAL_CODES.get(causal, UNKNOWN)
-        workspace = None
-        if self._needs_workspace:
-            size = self._workspace_bytes(q, k, v, out, scale, code, softcap, window_left, window_right)
-            workspace = self._allocate(size, q.device)
+        words = (scale, code, softcap, window_left, window_right, q_descale, k_descale, v_descale)
         try:
-            features = (softcap, window_left, window_right)
-            self._entry(q, k, v, out, lse, workspace, scale, code, *features, q_descale, k_descale, v_descale)
+            if size := self._entry(q, k, v, out, lse, None, *words):  # nothing was launched
+                self._entry(q, k, v, out, lse, self._allocate(size, q.device), *words)
         except (ValueError, RuntimeError) as problem:
             raise _translate_error(problem, q, k, self._library) from None
         return out
@@ -80,8 +76,6 @@ class CudaForward:
         **_: object,
     ) -> int:
         """The size of the workspace that a call needs; 0 if it needs none."""
-        if not self._needs_workspace:
-            return 0
         features = (softcap, window_left, window_right)
         return int(self._workspace_bytes(q, k, v, out, scale, CAUSAL_CODES.get(causal, UNKNOWN), *features))
 
