@@ -1,37 +1,41 @@
-"""auto: choose a variant for each call, and call it.
+"""auto: choose a rung for each problem, and call it.
 
-step:    calls the variant that was measured fastest on the nearest shape, among those that support the call
+step:    calls the rung that is expected to be the fastest for the problem, by what was measured and by its work
 because: no single kernel is fastest at 64 keys and at 16384 keys, with a mask and without, on every GPU
-expect:  the device time of the selected variant; call_us slightly longer, because of the look-up
+expect:  the time of the fastest rung; call_us as that of the rung, because a choice is made once per problem
 
-The measured times are in `choices.json`, which `python kernels/auto/choices.py` writes from the records in `profiles/`.
-If nothing was measured on this GPU, or if a kernel refuses the call, the variants of `FALLBACKS` are tried in order.
+Expected times are those of `costs.py`.  Where a rung refuses the call, the next one is tried.  The CPU, and a GPU that
+no rung runs on, get the variants of `FALLBACKS`, in order.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import json
-import math
-import operator
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from pytest_fa.build.target import native_arch
+from pytest_fa.candidate.cuda_forward import CudaForward
 from pytest_fa.candidate.forward import Forward
 from pytest_fa.candidate.module import build_library, load_forward
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.errors import BuildError, UnsupportedCase
+from pytest_fa.errors import BuildError, FaError, ToolchainError, UnsupportedCase
+from pytest_fa.gpu.guards import Workspaces
 from pytest_fa.options.options import default_cache
 
+from .costs import costs_of
+from .problem import Problem
+
 FOLDER = Path(__file__).parent
-FALLBACKS = ("split_warps", "swizzle_async", "mma_regs", "wmma", "minimal", "reference")
-DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+E4M3_FALLBACKS = ("fp8_max", "fp8_mma", "reference_e4m3")
+FALLBACKS = ("split_warps", "swizzle_async", "mma_regs", "wmma", "minimal", "reference", *E4M3_FALLBACKS)
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
 
 
 class Choice(NamedTuple):
@@ -41,11 +45,28 @@ class Choice(NamedTuple):
     why: str
 
 
-Key = tuple[torch.Size, torch.Size, torch.dtype, torch.device, str]
-_first_choices: dict[Key, list[Forward]] = {}  # an empty list if no variant supports such a call
+class Loaded(NamedTuple):
+    """A variant that can be called, and its library if it is a CUDA kernel."""
+
+    forward: Forward
+    library: str | None
 
 
-def forward(
+def __getattr__(name: str) -> Forward:
+    """`forward`, made when it is first asked for.
+
+    On a GPU it is the C entry, without Python around it; there, only the first call of a problem comes to
+    `choose_and_call`.
+    """
+    if name != "forward":
+        raise AttributeError(name)
+    try:
+        return _dispatch().forward if torch.cuda.is_available() else choose_and_call
+    except FaError:  # it is not built, and there is no compiler
+        return choose_and_call
+
+
+def choose_and_call(
     q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
     v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
@@ -53,21 +74,26 @@ def forward(
     scale: float,
     causal: str = "none",
     out: torch.Tensor | None = None,
+    **words: Any,  # noqa: ANN401  # of the parts of attention; a variant that lacks one refuses it
 ) -> torch.Tensor:
-    """Return the attention output, [batch, heads, seq_q, head_dim]; write it into `out` if that is given.
+    """Return the output of the first choice that takes the call, [batch, heads, seq_q, head_dim].
 
-    If the first choice refuses these addresses or strides, the next choices are tried.
-
-    Raises `UnsupportedCase` if no variant supports the call.
+    On a GPU, later calls of the problem go to it without Python.  Raises `UnsupportedCase` if no variant takes it.
     """
-    key = (q.shape, k.shape, q.dtype, q.device, causal)
-    forwards = _first_choices.get(key)
-    if forwards is None:
-        forwards = _first_choices[key] = [_loaded(choice.variant) for choice in choose(q, k, causal)[:1]]
-    try:
-        return forwards[0](q, k, v, scale=scale, causal=causal, out=out)
-    except (UnsupportedCase, IndexError):
-        return _try_other_choices(q, k, v, scale, causal, out)
+    reasons = []
+    for choice in choose(q, k, causal):
+        if "lse" in words and "lse" not in variants()[choice.variant].returns:
+            continue
+        try:
+            loaded = loaded_variant(choice.variant)
+            result = loaded.forward(q, k, v, scale=scale, causal=causal, out=out, **words)
+        except (UnsupportedCase, BuildError, ToolchainError) as problem:
+            reasons.append(f"{choice.variant}: {problem}")
+            continue
+        if q.is_cuda and loaded.library:
+            _send_to(loaded.library)
+        return result
+    raise UnsupportedCase("; ".join(reasons) or f"no variant supports {_case(q, k, causal).shape_id}")
 
 
 def explain(q: torch.Tensor, k: torch.Tensor, causal: str = "none") -> str:
@@ -76,65 +102,38 @@ def explain(q: torch.Tensor, k: torch.Tensor, causal: str = "none") -> str:
 
 
 def choose(q: torch.Tensor, k: torch.Tensor, causal: str) -> list[Choice]:
-    """Return the variants that support such a call.
-
-    Those of the nearest measured shape come first, fastest first, and then the fallbacks.
-    """
+    """Return the variants that support such a call: the rungs, fastest first, and then the fallbacks."""
     case = _case(q, k, causal)
-    gpu = torch.cuda.get_device_name(q.device) if q.device.type == "cuda" else "cpu"
-    measured = _nearest_measured(case, gpu)
-    names = [choice.variant for choice in measured]
-    why = f"not measured on {gpu}; fallback"
-    fallbacks = [Choice(name, why) for name in FALLBACKS if name not in names]
-    return [choice for choice in (*measured, *fallbacks) if _supports(choice.variant, case, q.device.type)]
+    rungs = _rungs(Problem.of(case), q.device) if q.is_cuda else []
+    names = [choice.variant for choice in rungs]
+    fallbacks = [Choice(name, "portable, for where no rung runs") for name in FALLBACKS if name not in names]
+    return [choice for choice in (*rungs, *fallbacks) if _supports(choice.variant, case, q.device.type)]
 
 
-def _try_other_choices(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: str, out: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the output of the first variant, from the second choice on, that does not refuse the call."""
-    reasons = []
-    for choice in choose(q, k, causal)[1:]:
-        try:
-            return _loaded(choice.variant)(q, k, v, scale=scale, causal=causal, out=out)
-        except UnsupportedCase as refusal:
-            reasons.append(f"{choice.variant}: {refusal}")
-    raise UnsupportedCase("; ".join(reasons) or f"no variant supports {_case(q, k, causal).shape_id}")
+def _rungs(problem: Problem, device: torch.device) -> list[Choice]:
+    """The rungs for the problem, fastest first, whether they run on the GPU or not."""
+    properties = torch.cuda.get_device_properties(device)
+    return _ranked(problem.coarse(), properties.name, properties.multi_processor_count)
 
 
-def _nearest_measured(case: Case, gpu: str) -> list[Choice]:
-    """Return the variants of the measured case that is nearest in rows and keys, fastest first.
+@functools.lru_cache(maxsize=4096)
+def _ranked(problem: Problem, gpu: str, sms: int) -> list[Choice]:
+    costs = costs_of(gpu, sms)
+    ranked = costs.ranked(problem) if costs else []
+    source = f"expected by the times measured on {costs.gpu}" if costs else ""
+    return [Choice(each.rung, f"{each.us:.2f} us, {'measured' if each.is_measured else source}") for each in ranked]
 
-    A case with another dtype or mask than the call counts as farther away, each by a factor of two.  Calls with few
-    queries have tables of their own; if there is none, they are treated like others.
-    """
-    tables = _choices().get(gpu, {})
 
-    def distance(row: dict[str, float]) -> float:
-        rows = case.batch * case.heads * case.seq_q
-        return abs(math.log2(row["rows"] / rows)) + abs(math.log2(row["seq_k"] / max(1, case.seq_k)))
-
-    masks = dict.fromkeys((case.causal, *(("top_left",) if case.causal == "bottom_right" else ()), "none"))
-    candidates: list[tuple[float, dict]] = []
-    for size in ("-few", "") if case.has_few_queries else ("",):
-        candidates = candidates or [
-            (distance(row) + (dtype != case.dtype) + (causal != case.causal), row)
-            for causal in masks
-            for dtype in dict.fromkeys((case.dtype, "fp16"))
-            for row in tables.get(f"{dtype}-d{case.head_dim}-{causal}{size}", [])
-        ]
-    if not candidates:
-        return []
-    row = min(candidates, key=operator.itemgetter(0))[1]
-    return [
-        Choice(name, f"{us:.2f} us on {row['case']}, the nearest case measured on {gpu}")
-        for name, us in row["device_us"].items()
-    ]
+def _send_to(library: str) -> None:
+    """Let `dispatch` send calls of the problem that it refused last to the kernel of a library."""
+    rung, dispatch = ctypes.CDLL(library), ctypes.CDLL(_dispatch().library)
+    workspace_bytes = getattr(rung, "fa_workspace_bytes", None)  # exported only by a rung that needs a workspace
+    dispatch.fa_dispatch_choose(rung.fa_forward, workspace_bytes)
 
 
 def _supports(name: str, case: Case, device: str) -> bool:
     """Return whether the variant exists, supports the case, and can be built for the GPU of this machine."""
-    variant = _variants().get(name)
+    variant = variants().get(name)
     if variant is None or variant.refuses(case) is not None or device not in variant.supports.device:
         return False
     try:
@@ -145,26 +144,37 @@ def _supports(name: str, case: Case, device: str) -> bool:
 
 def _case(q: torch.Tensor, k: torch.Tensor, causal: str) -> Case:
     batch, heads, seq_q, head_dim = q.shape
-    return Case(batch, heads, seq_q, head_dim, DTYPES[q.dtype], causal, k.shape[1], k.shape[2], "bhsd", 0)  # type: ignore[arg-type]
+    dtype = DTYPES.get(q.dtype)
+    if dtype is None:
+        raise UnsupportedCase(f"q is {q.dtype}; auto supports {', '.join(map(str, DTYPES))}")
+    return Case(batch, heads, seq_q, head_dim, dtype, causal, k.shape[1], k.shape[2], "bhsd", 0)  # type: ignore[arg-type]
 
 
 @functools.cache
-def _variants() -> dict[str, Variant]:
+def variants() -> dict[str, Variant]:
+    """The variants beside `auto`."""
     return discover((FOLDER.parent,)).variants
 
 
 @functools.cache
-def _choices() -> dict[str, dict[str, list[dict]]]:
-    return json.loads((FOLDER / "choices.json").read_text(encoding="utf-8"))
+def _dispatch() -> Loaded:
+    library = _built(discover((FOLDER,), with_installed=False).variants["dispatch"])
+    assert library is not None  # noqa: S101  # it is a CUDA source
+    return Loaded(CudaForward(library, Workspaces(), "attention", choose_and_call), library)
 
 
 @functools.cache
-def _loaded(name: str) -> Forward:
-    """Load a variant; a cached build is used if there is one, so that no compiler is needed."""
-    variant = _variants()[name]
+def loaded_variant(name: str) -> Loaded:
+    """A variant that is loaded once."""
+    variant = variants()[name]
+    library = _built(variant)
+    return Loaded(load_forward(variant, library), library if variant.entry.kind == "cuda" else None)
+
+
+def _built(variant: Variant) -> str | None:
+    """The library of a variant; a cached build is used if there is one, so that no compiler is needed."""
     build: Callable[..., str | None] = functools.partial(build_library, variant, default_cache())
     try:
-        library = build(no_build=True)
+        return build(no_build=True)
     except BuildError:
-        library = build()
-    return load_forward(variant, library)
+        return build()

@@ -9,6 +9,7 @@ import torch
 
 from pytest_fa.attention.abi import CAUSAL_CODES
 from pytest_fa.attention.scores import Computes
+from pytest_fa.candidate.forward import Forward
 from pytest_fa.candidate.launch_hint import launch_hint
 from pytest_fa.errors import LaunchError, UnsupportedCase
 from pytest_fa.gpu.inputs import empty_output
@@ -18,9 +19,12 @@ UNKNOWN = -1  # a code that the binding rejects
 
 
 class CudaForward:
-    """The binding's entry point for attention or scores, with an output and a workspace allocated where needed."""
+    """The binding's entry point for attention or scores, with an output and a workspace allocated where needed.
 
-    def __init__(self, library: str, allocate: Allocate, computes: Computes) -> None:
+    A call that the kernel refuses, or whose tensors are not on a GPU, is passed to `otherwise` if that is given.
+    """
+
+    def __init__(self, library: str, allocate: Allocate, computes: Computes, otherwise: Forward | None = None) -> None:
         import tvm_ffi  # noqa: PLC0415  # only a process that calls kernels needs it
 
         module = tvm_ffi.load_module(library)
@@ -28,6 +32,7 @@ class CudaForward:
         if computes == "scores":
             self._entry, self._workspace_bytes = module.scores, module.scores_workspace_bytes
         self._allocate, self._computes, self._library = allocate, computes, library
+        self._otherwise = otherwise
 
     def __call__(  # noqa: PLR0913  # one argument for each tensor
         self,
@@ -58,8 +63,16 @@ class CudaForward:
             if size := self._entry(q, k, v, out, lse, None, *words):  # nothing was launched
                 self._entry(q, k, v, out, lse, self._allocate(size, q.device), *words)
         except (ValueError, RuntimeError) as problem:
-            raise _translate_error(problem, q, k, self._library) from None
-        return out
+            error = _translate_error(problem, q, k, self._library)
+        else:
+            return out
+        is_refused = isinstance(error, UnsupportedCase) or not q.is_cuda
+        if self._otherwise is None or not is_refused:
+            raise error
+        features = {"softcap": softcap, "window_left": window_left, "window_right": window_right, "lse": lse}
+        descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+        given = {name: value for name, value in {**features, **descales}.items() if value is not None}
+        return self._otherwise(q, k, v, scale=scale, causal=causal, out=out, **given)
 
     def workspace_bytes(  # noqa: PLR0913  # as `__call__`
         self,
@@ -75,7 +88,9 @@ class CudaForward:
         window_right: int | None = None,
         **_: object,
     ) -> int:
-        """The size of the workspace that a call needs; 0 if it needs none."""
+        """The size of the workspace that a call needs; 0 if it needs none, or takes none from outside."""
+        if self._otherwise is not None:
+            return 0
         features = (softcap, window_left, window_right)
         return int(self._workspace_bytes(q, k, v, out, scale, CAUSAL_CODES.get(causal, UNKNOWN), *features))
 

@@ -7,9 +7,10 @@ import importlib
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.machinery import SourceFileLoader
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -249,6 +250,9 @@ def _hint_at(problem: ImportError, module_name: str, folder: Path) -> str:
         return ""
     if problem.name == module_name.partition(".")[0]:
         return suggestion(module_name, [path.stem for path in folder.glob("*.py")])
+    if problem.name.startswith(f"{VARIANTS}."):
+        missing = problem.name.rpartition(".")[2]
+        return suggestion(missing, [path.stem for path in folder.glob("*.py")]) or f"; {folder} has no {missing}.py"
     return f"; install the package with {problem.name!r} for the Python that runs pytest"
 
 
@@ -260,6 +264,25 @@ class _FromSource(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002  # the base class's signature
         return self.source_to_code(self.get_data(self.path), self.path)
+
+
+class _BesideEntry(MetaPathFinder):
+    """Finds the modules that a variant's module imports by `from .other import name`, compiled each time, too."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,  # noqa: ARG002  # the base class's signature
+    ) -> ModuleSpec | None:
+        if not path or not fullname.startswith(f"{VARIANTS}."):
+            return None
+        file = Path(path[0]) / f"{fullname.rpartition('.')[2]}.py"
+        loader = _FromSource(fullname, str(file))
+        return importlib.util.spec_from_file_location(fullname, file, loader=loader) if file.is_file() else None
+
+
+sys.meta_path.insert(0, _BesideEntry())
 
 
 def _import_from_folder(variant: Variant, module_name: str) -> ModuleType | None:
@@ -281,7 +304,8 @@ def _import_from_folder(variant: Variant, module_name: str) -> ModuleType | None
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]  # so that the next import fails in the same way
+        for loaded in [each for each in sys.modules if each.startswith(f"{spec.parent}.")]:
+            del sys.modules[loaded]  # so that the next import fails in the same way
         raise
     setattr(sys.modules[spec.parent or VARIANTS], module_name, module)
     return module

@@ -85,6 +85,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     supports: Supports | None = None
     limits: Limits | None = None
     rounds: tuple[Rounding, ...] | None = None
+    tolerance: Tolerance | None = None
     deterministic: bool | None = None
     omits: str | None = None
     suppressions: dict[Sanitizer, Suppression] | None = None
@@ -262,7 +263,7 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
         flags=manifest.flags,
         rounds=manifest.rounds if member.rounds is None else member.rounds,
         limits=member.limits or manifest.limits,
-        tolerance=manifest.tolerance,
+        tolerance=member.tolerance or manifest.tolerance,
         deterministic=manifest.deterministic if member.deterministic is None else member.deterministic,
         step=member.step or manifest.step,
         parent=member.parent or manifest.parent,

@@ -1,171 +1,285 @@
-"""`auto` calls the variant that was fastest on the nearest measured case, or the next one if that refuses."""
+"""`auto` calls the rung that is expected to be the fastest, or the next one if that refuses."""
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import json
+import math
+import statistics
+from collections import defaultdict
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import msgspec
 import pytest
 import torch
-from syrupy.assertion import SnapshotAssertion
 
+from kernels.auto import costs as costs_module
+from kernels.auto import entry
+from kernels.auto.costs import Costs, Table, costs_of, fitted
+from kernels.auto.problem import Problem
+from kernels.auto.rung_times import read_rung_times
+from kernels.auto.work import RUNGS
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.suites import SUITES
+from pytest_fa.errors import UnsupportedCase
+from pytest_fa.records.ceilings import read_ceilings
 from pytest_fa.records.log import read_records
 from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import Record
+from pytest_fa.records.standing import standing_results
 
 REPOSITORY = Path(__file__).parents[2]
-TABLE = {
-    "cpu": {
-        "fp16-d64-none": [
-            {"case": "b1h2s64d64-fp16", "rows": 128, "seq_k": 64, "device_us": {"cublas_hybrid": 3.0, "minimal": 9.0}},
-            {"case": "b1h2s512d64-fp16", "rows": 1024, "seq_k": 512, "device_us": {"reference": 5.0}},
-        ]
+H200 = REPOSITORY / "profiles" / "nvidia-h200"
+MOST_REGRET = 1.035  # the time of the chosen rung over that of the fastest variant, in a recorded case
+# Two problems of one rung, one of which takes twice the sum of its terms.
+TABLE: Table = {
+    "a GPU": {
+        "sms": 132,
+        "copy_gb_per_s": 4000.0,
+        "rungs": {
+            "long_shapes": {
+                "d64": {"us": [10, *[0] * 10], "measured": {"b1h8s512d64-fp16": 20.0, "b1h8s8192d64-fp16": 10.0}}
+            },
+            "cluster_latency": {"d64": {"us": [15, *[0] * 10], "measured": {"b1h8s8192d64-fp16": 12.0}}},
+        },
     }
 }
 
 
-def module_of(name: str) -> ModuleType:
-    """A fresh import of a module of `kernels/auto`."""
-    spec = importlib.util.spec_from_file_location(f"auto_{name}", REPOSITORY / "kernels" / "auto" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def problem_of(shape: str) -> Problem:
+    """The problem of a case without a seed."""
+    return Problem.of(parse_case(f"{shape}-seed0"))
 
 
-@pytest.fixture
-def entry(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """`auto` with the small table above."""
-    module = module_of("entry")
-    monkeypatch.setattr(module, "_choices", lambda: TABLE)
-    return module
+@functools.cache
+def records() -> tuple[Record, ...]:
+    """What is saved of an H200."""
+    paths = sorted(H200.glob("*.jsonl"))
+    return tuple(standing_results(record for path in paths for record in read_records(path)).records)
 
 
-def tensors(keys: int, dtype: torch.dtype = torch.float16) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k and v with two heads, `keys` positions and head_dim 64."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn((1, 2, keys, 64), generator=generator).to(dtype) for _ in range(3))
-    return q, k, v
+@functools.cache
+def times() -> dict[str, dict[str, float]]:
+    """The saved times of candidates and SDPA backends in fp16, by shape and variant."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for record in records():
+        is_compared = record.role in ("candidate", "baseline")
+        if is_compared and record.kind == "speed" and record.speed and record.case and record.case.dtype == "fp16":
+            found[record.case.shape_id][record.variant] = record.speed.device.median_us
+    return found
 
 
-@pytest.mark.parametrize(("keys", "first"), [(60, "cublas_hybrid"), (100, "cublas_hybrid"), (400, "reference")])
-def test_the_nearest_case_decides(entry: ModuleType, keys: int, first: str) -> None:
-    """The first choice is the variant that was fastest on the nearest measured case."""
-    q, k, _ = tensors(keys)
-    assert entry.choose(q, k, "none")[0].variant == first
+# -- expected times ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("queries", "first"), [(1, "minimal"), (16, "minimal"), (17, "cublas_hybrid")])
-@pytest.mark.parametrize("causal", ["none", "top_left"])
-def test_few_queries_have_their_own_table(
-    monkeypatch: pytest.MonkeyPatch, entry: ModuleType, queries: int, first: str, causal: str
-) -> None:
-    """Up to 16 queries, only cases with few queries decide, also for a mask that was not measured."""
-    few = [{"case": "b1h2s1d64-fp16-sk60", "rows": 2, "seq_k": 60, "device_us": {"minimal": 1.0}}]
-    monkeypatch.setattr(entry, "_choices", lambda: {"cpu": {**TABLE["cpu"], "fp16-d64-none-few": few}})
-    monkeypatch.setattr(entry, "_supports", lambda *_: True)
-    q, k, _ = tensors(60)
-    assert entry.choose(q[:, :, :queries], k, causal)[0].variant == first
+def test_a_measured_problem_is_expected_to_take_what_it_took() -> None:
+    """A record counts more than the sum of terms, and the rungs are ranked by it."""
+    ranked = Costs("a GPU", TABLE["a GPU"], 132).ranked(problem_of("b1h8s8192d64-fp16"))
+    assert [(each.rung, each.us, each.is_measured) for each in ranked] == [
+        ("long_shapes", 10.0, True),
+        ("cluster_latency", 12.0, True),
+    ]
 
 
-def test_another_dtype_is_judged_by_fp16(entry: ModuleType) -> None:
-    """If bf16 was not measured, the times in fp16 decide."""
-    q, k, _ = tensors(60, torch.bfloat16)
-    assert entry.choose(q, k, "none")[0].variant == "cublas_hybrid"
+def test_the_records_of_like_problems_correct_the_sum_of_terms() -> None:
+    """Near the problem that took twice the sum, nearly twice is expected; far from it, the sum."""
+    costs = Costs("a GPU", TABLE["a GPU"], 132)
+    near, far = (costs.of("long_shapes", problem_of(shape)) for shape in ("b1h8s500d64-fp16", "b1h8s64d64-fp16"))
+    assert near is not None
+    assert far is not None
+    assert 16 < near.us < 20
+    assert not near.is_measured
+    assert far.us == pytest.approx(10, rel=0.01)
 
 
-def test_a_near_case_of_fp16_comes_before_a_far_one_of_bf16(entry: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If bf16 was measured only on a much smaller case, the times in fp16 decide."""
-    far = {"case": "b1h2s16d64-bf16", "rows": 32, "seq_k": 16, "device_us": {"cublas_hybrid": 2.0}}
-    monkeypatch.setattr(entry, "_choices", lambda: {"cpu": {**TABLE["cpu"], "bf16-d64-none": [far]}})
-    q, k, _ = tensors(400, torch.bfloat16)
-    assert entry.choose(q, k, "none")[0].variant == "reference"
+def test_another_gpu_does_not_expect_the_measured_time() -> None:
+    """With half the SMs, what a problem took there says only how far the sum of its terms is off."""
+    costs = Costs("a GPU", TABLE["a GPU"], 66, is_own=False)
+    expected = costs.of("long_shapes", problem_of("b1h8s512d64-fp16"))
+    assert expected is not None
+    assert not expected.is_measured
+    assert expected.us == pytest.approx(17, rel=0.1)
 
 
-def test_a_variant_that_does_not_support_the_call_is_no_choice(entry: ModuleType) -> None:
-    """`cublas_hybrid` does not support the bottom-right mask, and CUDA kernels do not run on a CPU."""
-    q, k, _ = tensors(60)
-    assert [choice.variant for choice in entry.choose(q, k, "bottom_right")] == ["reference"]
+def test_bytes_that_come_from_memory_take_their_time() -> None:
+    """1074 MB at 4000 GB/s take 268 us, however little the terms say."""
+    expected = Costs("a GPU", TABLE["a GPU"], 132).of("long_shapes", problem_of("b64h8s1d64-fp16-sk8192"))
+    assert expected is not None
+    assert expected.us == pytest.approx(268.5, rel=0.01)
 
 
-def test_it_says_which_and_why(entry: ModuleType, snapshot: SnapshotAssertion) -> None:
-    """`explain` names each choice with its time and the case on which it was measured."""
-    q, k, _ = tensors(60)
-    assert snapshot == entry.explain(q, k).splitlines()
+def test_a_rung_without_costs_for_a_problem_is_not_ranked() -> None:
+    """Masked problems have costs of their own."""
+    assert Costs("a GPU", TABLE["a GPU"], 132).ranked(problem_of("b1h8s512d64-fp16-causal")) == []
 
 
-@pytest.mark.parametrize("scale", [0.125, 0.0])
-def test_where_the_first_refuses_the_next_one_answers(entry: ModuleType, scale: float) -> None:
-    """The output is correct even if the first choice refuses: `cublas_hybrid` refuses a scale of zero."""
-    q, k, v = tensors(60)
-    expected = torch.softmax(q.double() @ k.double().mT * scale, -1) @ v.double()
-    assert float((entry.forward(q, k, v, scale=scale).double() - expected).abs().max()) < 2e-3
+def test_a_gpu_without_records_gets_the_costs_of_one_with_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which rungs run on it is decided later, by their architectures."""
+    monkeypatch.setattr(costs_module, "_table", lambda: TABLE)
+    costs = costs_of("another GPU", 66)
+    assert costs is not None
+    assert costs.gpu == "a GPU"
+    monkeypatch.setattr(costs_module, "_table", dict)
+    assert costs_of("another GPU", 66) is None
 
 
-def test_the_table_ranks_correct_variants() -> None:
-    """The table ranks the candidates by time, without those that were wrong on any case."""
-    choices = module_of("choices")
-    records = read_records(REPOSITORY / "profiles" / "nvidia-h200" / "minimal.jsonl")
-    (table,) = choices.choices(records).values()
-    assert [list(row["device_us"]) for row in table["fp16-d64-none"]] == [["minimal"]] * len(table["fp16-d64-none"])
-    with_failure = [*records, msgspec.structs.replace(records[0], outcome=Outcome.WRONG)]
-    assert choices.choices(with_failure) == {}
-    without_verdict = [*records, msgspec.structs.replace(records[0], outcome=Outcome.INCONCLUSIVE)]
-    assert choices.choices(without_verdict) == choices.choices(records)
+# -- the committed table ----------------------------------------------------------------------------------------------
 
 
-def test_cases_with_few_queries_are_listed_separately() -> None:
-    """Cases with up to 16 queries have tables of their own, which include grouped heads."""
-    choices = module_of("choices")
-    records = read_records(REPOSITORY / "profiles" / "nvidia-h200" / "minimal.jsonl")
-    timed = next(record for record in records if record.kind == "speed" and record.case)
-    few = msgspec.structs.replace(timed, case=parse_case("b1h32s16d64-fp16-kv8-sk4096-seed0"))
-    grouped = msgspec.structs.replace(timed, case=parse_case("b1h32s17d64-fp16-kv8-sk4096-seed0"))
-    (table,) = choices.choices([few, grouped]).values()
-    assert {"fp16-d64-none-few": ["b1h32s16d64-fp16-kv8-sk4096"]} == {
-        name: [row["case"] for row in rows] for name, rows in table.items()
-    }
+def test_the_committed_costs_are_fitted_from_the_records() -> None:
+    """`python -m kernels.auto.costs profiles/nvidia-h200` writes the file that is there."""
+    times_of_rungs, ceilings = read_rung_times(H200), read_ceilings(H200.parent, "NVIDIA H200")
+    assert times_of_rungs is not None
+    assert ceilings is not None
+    assert costs_module.COSTS.read_text(encoding="utf-8") == costs_module._as_json(
+        fitted(records(), [times_of_rungs], [ceilings])
+    )
 
 
-def row_of(keys: int, us: dict[str, float], sdpa_us: float) -> dict[str, Any]:
-    """A row of `choices.py` before the candidates are ranked: one case with as many rows as keys."""
-    return {"case": str(keys), "rows": keys, "seq_k": keys, "device_us": us, "sdpa_us": {"sdpa_cudnn": sdpa_us}}
+def test_a_rung_that_was_wrong_has_no_costs() -> None:
+    """One wrong result of a rung removes it; one without a verdict does not."""
+    of_rung = [record for record in records() if record.variant == "long_shapes"]
+    for outcome, rungs in ((Outcome.WRONG, []), (Outcome.INCONCLUSIVE, ["long_shapes"])):
+        changed = [*of_rung, msgspec.structs.replace(of_rung[0], outcome=outcome)]
+        assert list(fitted(changed)["NVIDIA H200"]["rungs"]) == rungs
 
 
-@pytest.mark.parametrize(("us", "is_listed"), [(1.0, True), (1.8, False)])
-def test_the_steps_of_one_source_count_if_they_gain_on_sdpa(us: float, is_listed: bool) -> None:  # noqa: FBT001
-    """A case with variants of one source is listed if its ratio to SDPA is below that of the nearest compared case."""
-    choices = module_of("choices")
-    compared = row_of(512, {"minimal": 9.0, "wmma": 3.0, "mma_regs": 2.0, "long_ring": 4.0}, 3.0)
-    alone = row_of(4096, dict.fromkeys(("long_ring", "long_turns", "long_overlap", "long_max"), us), 2.0)
-    listed = choices._listed({"a": compared, "b": alone})
-    assert listed == ([compared, alone] if is_listed else [compared])
+def test_half_of_the_problems_predict_the_other_half() -> None:
+    """The rung that is expected to be the fastest is so, or nearly, where it was not fitted."""
+    all_times, ceilings = read_rung_times(H200), read_ceilings(H200.parent, "NVIDIA H200")
+    assert all_times is not None
+    assert ceilings is not None
+    shapes = sorted(all_times.us)
+    known = msgspec.structs.replace(all_times, us={shape: all_times.us[shape] for shape in shapes[::2]})
+    costs = Costs("NVIDIA H200", fitted([], [known], [ceilings])["NVIDIA H200"], 132)
+    regrets = {}
+    for shape in shapes[1::2]:
+        us = all_times.us[shape]
+        chosen = next(each.rung for each in costs.ranked(problem_of(shape)) if each.rung in us)
+        regrets[shape] = us[chosen] / min(us.values())
+    assert len(regrets) > 200
+    assert statistics.mean(regrets.values()) < 1.015
+    assert {shape: regret for shape, regret in regrets.items() if regret > 1.3} == {}
+
+
+def test_no_recorded_case_regrets_the_choice() -> None:
+    """In each case in which two rungs were timed, the chosen one takes no more than the fastest, by a few percent."""
+    costs, regrets = costs_of("NVIDIA H200", 132), {}
+    assert costs is not None
+    variants = discover((REPOSITORY / "kernels",)).variants
+    for shape, us in times().items():
+        ranked = [each.rung for each in costs.ranked(problem_of(shape)) if each.rung in us]
+        candidates = [us[name] for name in us if name in variants and name.startswith(("cluster", "long", "decode"))]
+        if len(candidates) > 1 and ranked:
+            regrets[shape] = us[ranked[0]] / min(candidates)
+    assert len(regrets) > 60
+    assert {shape: regret for shape, regret in regrets.items() if regret > MOST_REGRET} == {}
+
+
+def test_the_chosen_rung_is_no_slower_than_an_sdpa_backend() -> None:
+    """Where both were timed; the gate can tell 1 %."""
+    costs, slower, compared = costs_of("NVIDIA H200", 132), {}, 0
+    assert costs is not None
+    for shape, us in times().items():
+        backends = [us[name] for name in us if name.startswith("sdpa_")]
+        ranked = costs.ranked(problem_of(shape))
+        if ranked and backends and ranked[0].rung in us:
+            compared += 1
+            if us[ranked[0].rung] > 1.01 * min(backends):
+                slower[shape] = us[ranked[0].rung] / min(backends)
+    assert compared > 30
+    assert slower == {}
+
+
+@pytest.mark.parametrize(("suite", "folder"), [("long", "long_wgmma"), ("decode", "decode_cluster")])
+def test_suites_get_the_kernels_that_were_made_for_them(suite: str, folder: str) -> None:
+    """At every case of theirs in 16 bits."""
+    costs, variants = costs_of("NVIDIA H200", 132), discover((REPOSITORY / "kernels",)).variants
+    assert costs is not None
+    first = set()
+    for case in SUITES[suite]:
+        ranked = [each.rung for each in costs.ranked(Problem.of(case)) if variants[each.rung].refuses(case) is None]
+        first.add(variants[ranked[0]].folder)
+    assert first == {str(REPOSITORY / "kernels" / folder)}
+
+
+def test_other_gpus_stay_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit changes its own GPU alone, and a folder without times of rungs changes nothing."""
+    monkeypatch.setattr(costs_module, "COSTS", tmp_path / "costs.json")
+    monkeypatch.setattr(costs_module, "_table", lambda: TABLE)
+    assert costs_module.main([str(tmp_path)]) == 2
+    assert not list(tmp_path.iterdir())
+    assert costs_module.main([str(H200)]) == 0
+    assert list(json.loads((tmp_path / "costs.json").read_text(encoding="utf-8"))) == ["a GPU", "NVIDIA H200"]
 
 
 def test_records_that_cannot_be_read_make_no_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If a line of a record file cannot be read, the program prints one sentence and does not change the table."""
-    choices = module_of("choices")
-    monkeypatch.setattr(choices, "__file__", str(tmp_path / "choices.py"))
+    monkeypatch.setattr(costs_module, "COSTS", tmp_path / "costs.json")
     (tmp_path / "x.jsonl").write_text("{", encoding="utf-8")
-    assert choices.main([str(tmp_path)]) == 2
+    assert costs_module.main([str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"{tmp_path}/x.jsonl: 1 of 1 lines cannot be read; line 1: ")
     assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
 
 
-@pytest.mark.parametrize(("suite", "folder"), [("long", "long_wgmma"), ("decode", "decode_cluster")])
-def test_the_committed_table_knows_long_keys(suite: str, folder: str) -> None:
-    """On an H200, `auto` calls a kernel for long sequences or one for few queries at every case of their suites."""
-    entry = module_of("entry")
-    first = {}
-    for case in SUITES[suite]:
-        choices = [each.variant for each in entry._nearest_measured(case, "NVIDIA H200")]
-        supporting = [name for name in choices if entry._variants()[name].refuses(case) is None]
-        first[case.id] = entry._variants()[supporting[0]].folder if supporting else None
-    assert set(first.values()) == {str(REPOSITORY / "kernels" / folder)}
+# -- work -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rung", sorted(RUNGS))
+@pytest.mark.parametrize("causal", ["none", "top_left", "bottom_right"])
+def test_more_keys_are_more_work(rung: str, causal: str) -> None:
+    """Every term is a finite number of at least 0, and the last problem has more work than the first."""
+    problems = [Problem(2, 16, 4, min(keys, 1024), keys, 128, causal) for keys in (1, 65, 1000, 9000)]
+    terms = [RUNGS[rung](problem, 132) for problem in problems]
+    assert all(math.isfinite(term) and term >= 0 for each in terms for term in each)
+    assert sum(terms[-1]) > sum(terms[0])
+
+
+def test_the_keys_of_tiles_under_masks() -> None:
+    """A tile sees the keys of its last query."""
+    assert Problem(1, 1, 1, 100, 100, 64, "none").tile_lengths(64) == [100, 100]
+    assert Problem(1, 1, 1, 100, 100, 64, "top_left").tile_lengths(64) == [64, 100]
+    assert Problem(1, 1, 1, 100, 130, 64, "bottom_right").tile_lengths(64) == [94, 130]
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+
+def tensors(keys: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v with two heads, `keys` positions and head_dim 64."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((1, 2, keys, 64), generator=generator).half() for _ in range(3))
+    return q, k, v
+
+
+def test_a_dtype_that_no_variant_has_is_refused() -> None:
+    """With the dtypes that `auto` has."""
+    q, k, v = (tensor.double() for tensor in tensors(60))
+    with pytest.raises(UnsupportedCase, match=r"q is torch.float64; auto supports torch.float16, "):
+        entry.choose_and_call(q, k, v, scale=1.0)
+
+
+def test_while_a_cache_grows_the_choice_stays() -> None:
+    """Many keys are rounded up for a choice; a square problem and few keys are not."""
+    assert {Problem(1, 32, 8, 1, keys, 128, "none").coarse().seq_k for keys in range(4033, 4097)} == {4096}
+    assert Problem(1, 32, 8, 1, 1000, 128, "none").coarse().seq_k == 1000
+    assert Problem(1, 8, 8, 2000, 2000, 64, "none").coarse().seq_k == 2000
+
+
+def test_a_cpu_gets_the_reference() -> None:
+    """CUDA kernels do not run there; `explain` says so."""
+    q, k, _ = tensors(60)
+    assert entry.explain(q, k, "bottom_right") == "reference: portable, for where no rung runs"
+
+
+@pytest.mark.parametrize("scale", [0.125, 0.0])
+def test_where_the_first_refuses_the_next_one_answers(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    """The output is correct even if the first choice refuses: `cublas_hybrid` refuses a scale of zero."""
+    choices = [entry.Choice(name, "") for name in ("cublas_hybrid", "reference")]
+    monkeypatch.setattr(entry, "choose", lambda *_: choices)
+    q, k, v = tensors(60)
+    expected = torch.softmax(q.double() @ k.double().mT * scale, -1) @ v.double()
+    assert float((entry.choose_and_call(q, k, v, scale=scale).double() - expected).abs().max()) < 2e-3

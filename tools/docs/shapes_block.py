@@ -98,6 +98,10 @@ def _rates(row: Row) -> Iterator[str]:
         yield marked_us(records)
 
 
+def _times(row: Row) -> Iterator[str]:
+    yield from map(marked_us, row.records.values())
+
+
 def _ratios(row: Row) -> Iterator[str]:
     """The times of the other variants; a time that no other clock confirms has none."""
     us = {name: None if is_contradicted(records) else device_us(records) for name, records in row.records.items()}
@@ -166,6 +170,7 @@ def _of_each(*heads: str) -> Heads:
 
 
 COLUMNS: dict[str, tuple[Heads, Cells]] = {
+    "times": (_of_each("us"), _times),
     "rates": (_of_each("TFLOP/s", "us"), _rates),
     "ratios": (lambda names, against: [f"`{name}` / `{against}`" for name in names if name != against], _ratios),
     "kernel": (lambda names, _against: [f"kernel of `{names[0]}`"], _kernel),

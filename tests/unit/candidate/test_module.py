@@ -119,6 +119,18 @@ def test_folders_may_have_modules_of_the_same_name(write_variant: WriteVariant, 
     assert ["entered" in each.__globals__ for each in loaded] == [False, True]  # type: ignore[attr-defined]
 
 
+def test_a_module_imports_one_beside_it(write_variant: WriteVariant, tmp_path: Path) -> None:
+    """By `from .other import name`; folders of one name have packages of their own."""
+    q, k, v = _tensors()
+    for place, scale in (("one", 0.125), ("two", 0.5)):
+        entry = f"from .factor import SCALE\n\n{PYTHON_SOURCE.replace('* scale', '* SCALE')}"
+        write_variant("mine", manifest=PYTHON_MANIFEST, **{"entry.py": entry, "factor.py": f"SCALE = {scale}\n"})
+        (tmp_path / "kernels").rename(tmp_path / place)
+        out = pytest_fa.load("mine", kernels=(tmp_path / place,))(q, k, v, scale=1.0)
+        want = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), scale=scale)
+        torch.testing.assert_close(out.double(), want, rtol=0, atol=2e-3)
+
+
 def test_a_compiled_module_of_an_older_content_is_not_used(
     write_variant: WriteVariant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

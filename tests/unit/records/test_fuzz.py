@@ -5,13 +5,11 @@ FA_FUZZ_EXAMPLES sets the number of examples of each test.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -23,6 +21,7 @@ pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.auto.costs import fitted
 from pytest_fa.errors import FaError
 from pytest_fa.features.bundle.bundle_manifest import builds_of, compilers_of, outcomes_of, problem_of_status
 from pytest_fa.features.bundle.plausible import implausible
@@ -94,17 +93,6 @@ def lines() -> st.SearchStrategy[bytes]:
 # -- what reads record files ------------------------------------------------------------------------------------------
 
 
-@cache
-def choices() -> ModuleType:
-    """The program that makes the table of `auto` from saved records."""
-    spec = importlib.util.spec_from_file_location("choices", REPOSITORY / "kernels" / "auto" / "choices.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def use(folder: Path, records: list[Record]) -> None:
     """Make everything from the records of `folder`/x.jsonl that reports, bundles and a run make from saved records."""
     shapes = {record.case.shape_id for record in records if record.case}
@@ -119,7 +107,7 @@ def use(folder: Path, records: list[Record]) -> None:
     assert_refusable(lambda: findings_block.block("of=margins profiles=. variants=x", folder))
     assert_refusable(lambda: pictures.read_timed(folder))
     html_report(records, PageFacts("fuzz", folder.parent))
-    choices().choices(records)
+    assert_refusable(lambda: fitted(records))
     saved = SavedRecords(folder.parent, ["x"])
     saved.stale_variants(records)
     static_text(records, saved.launches(), 120)
