@@ -29,11 +29,13 @@ class Kernel(NamedTuple):
 
     tile: int = 64  # BLOCK_N, keys per tile
     splits: int = 1  # parts of the keys, each with its own O, m and l, which are merged at the end
+    lazy: float = 0.0  # O is rescaled only where P would exceed 2^lazy; 0: to each new maximum
     p_dtype: torch.dtype | None = None  # the dtype that P is rounded to; None: the inputs' dtype
     scale_factor: float = 1.0
     keys_lost: int = 0  # keys omitted at the end of the sequence
     last_tile_lost: bool = False
     keys_uncounted: int = 0  # keys omitted at the end of the sequence, in the denominator only
+    denominator_factor: float = 1.0
     rescales: bool = True
     v_tiles_swapped: bool = False  # the first two tiles of V are exchanged
     diagonal: int = 0  # number of keys that the causal mask shows too many
@@ -161,7 +163,7 @@ def simulate(inputs: Inputs, kernel: Kernel) -> torch.Tensor:
     weights = [torch.exp(part.m - m.clamp_min(_LOWEST)) for part in parts]
     o = sum((part.o * weight for part, weight in zip(parts, weights, strict=True)), torch.zeros_like(parts[0].o))
     l = sum((part.l * weight for part, weight in zip(parts, weights, strict=True)), torch.zeros_like(m))  # noqa: E741
-    out = torch.where(l > 0, o / l, 0.0).to(inputs.q.dtype)
+    out = torch.where(l > 0, o / (l * kernel.denominator_factor), 0.0).to(inputs.q.dtype)
     if kernel.row_wrong:
         row = out.shape[2] // 2
         out[0, 0, row] = out[0, 0, row - 1]
@@ -199,7 +201,8 @@ def _attend(inputs: Inputs, kernel: Kernel, tiles: list[tuple[slice, slice]]) ->
     for keys, values in tiles:
         s = q @ k[:, :, keys].transpose(2, 3) * (inputs.scale * kernel.scale_factor)
         s = _masked(s, inputs, keys, kernel.diagonal)
-        m_new = torch.maximum(m, s.amax(-1, keepdim=True))
+        largest = s.amax(-1, keepdim=True)
+        m_new = torch.where(largest - m > kernel.lazy * math.log(2), largest, m)
         rescale = torch.exp(m - m_new.clamp_min(_LOWEST))
         p = torch.exp(s - m_new.clamp_min(_LOWEST))
         l = l * rescale + p[..., : max(0, counted_end - keys.start)].sum(-1, keepdim=True)  # noqa: E741
