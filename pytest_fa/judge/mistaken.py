@@ -46,7 +46,8 @@ class Selection(NamedTuple):
         error = truth.float32_error and Float32Error(*(self.of(tensor) for tensor in truth.float32_error))
         parts = (self.of(tensor) for tensor in (truth.out, truth.same_precision, truth.row_size))
         out, same_precision, row_size = parts
-        return Truth(out, same_precision, truth.terms, row_size, spread, error)
+        norm4_size = None if truth.norm4_size is None else self.of(truth.norm4_size)
+        return Truth(out, same_precision, truth.terms, row_size, spread, error, norm4_size)
 
 
 def scores_needed(mistake: Mistake, inputs: Inputs, selection: Selection) -> int:
@@ -176,11 +177,16 @@ def of_heads(tensor: torch.Tensor, q: torch.Tensor, selection: Selection) -> tor
 
 
 def arranged(arrange: Callable[[torch.Tensor], torch.Tensor], whole: Truth, truth: Truth, dtype: torch.dtype) -> Truth:
-    """A whole output and its rounded form, arranged; the size of a row is that of its elements."""
+    """A whole output and its rounded form, arranged.
+
+    The size of a row is that of its elements.  Any key may outweigh all others.
+    """
     out = arrange(whole.out)
     same_precision = arrange(whole.same_precision).to(dtype).double()
     error = whole.float32_error
     if error is not None:  # `arrange` may move elements, multiply them or replace them
         deviation, bias = ((arrange(whole.out + part) - out).abs() for part in error)
         error = Float32Error((deviation.square() + (UNIT * out).square()).sqrt(), bias)
-    return Truth(out, same_precision, truth.terms, out.square().mean(-1).sqrt(), truth.spread, error)
+    row_size = out.square().mean(-1).sqrt()
+    norm4_size = None if truth.norm4_size is None else row_size
+    return Truth(out, same_precision, truth.terms, row_size, truth.spread, error, norm4_size)

@@ -269,12 +269,42 @@ def _gain_noise(errors: Errors, ideal: torch.Tensor, ideal_rms: float) -> torch.
     - heads: |<reference's error, truth>| / <truth, truth> / 10, a tenth of the reference's own gain error.  It is
       needed where all rows are alike, as with a scale of zero, and are therefore all rounded in the same direction.
       With the factor 20 of the bound, a kernel may have twice the reference's gain error.
+    - roundings of P: a fifth of the first estimate + `_gain_of_rounded_p` / 20.  The first estimate is too small for a
+      head where one key outweighs the others in few rows: its truth is large, and the reference's largest P is exactly
+      1.  A kernel that does not always rescale to the latest maximum rounds it.  The bound allows for that, and four
+      standard deviations of all other errors.
     """
     truth = errors.truth.out
     power = truth.square().sum((-1, -2))  # [b, h]
     by_rows = (ideal * truth).sum(-1).square().sum(-1).sqrt() / power
     by_head = (ideal * truth).sum((-1, -2)).abs() / power
-    return torch.maximum(torch.maximum(ideal_rms / power.sqrt(), by_rows / 2), by_head / 10)
+    by_element = ideal_rms / power.sqrt()
+    by_p = by_element / 5 + _gain_of_rounded_p(errors) / 20
+    return torch.stack([by_element, by_rows / 2, by_head / 10, by_p]).amax(0)
+
+
+def _gain_of_rounded_p(errors: Errors) -> torch.Tensor | float:
+    """The gain error of each head if every P is rounded, also the largest, [batch, heads]; 0 if there is no P.
+
+    It is r min(1, 4/sqrt(3) sqrt(sum over rows of w^2) / <truth, truth>): four standard deviations, and at most r.
+
+    Rounding changes a P by up to r = 2^-11 of itself (bf16: 2^-8), in RMS by at most r / sqrt(3), and the row's
+    <output, truth> by that part of p <v, truth>.  The roundings of keys and rows are independent, so their squares add
+    up.  The keys that matter are those that make up the row, for which <v, truth> = p |v|^2.  With |v|^2 = D rms(v)^2,
+    w = D rms(v)^2 sqrt(sum p^4), which is D `Truth.norm4_size`^2.  A row that is larger than random V makes it, which
+    is `Truth.row_size`, has few keys with a large v: w is at least D (rms(row)^2 - row_size^2).
+
+    w is 0 in a row that sees at most 16 keys.  They are in one tile, so that its largest P is exactly 1 in any kernel.
+    Under a causal mask, such rows are the largest, and would hide a wrong denominator.
+    """
+    truth, size = errors.truth.out, errors.truth.norm4_size
+    if size is None:
+        return 0.0
+    rounding = 2.0 ** -(_FRACTION_BITS[errors.dtype] + 1)
+    of_row = torch.maximum(size.square(), truth.square().mean(-1) - errors.truth.row_size.square())
+    of_row = of_row.where(size > 0, 0.0)  # [b, h, seq_q]
+    share = truth.shape[-1] * of_row.square().sum(-1).sqrt() / truth.square().sum((-1, -2))
+    return rounding * (4 / math.sqrt(3) * share).clamp_max(1)
 
 
 def _systematic_gain(errors: Errors) -> float:

@@ -31,6 +31,7 @@ from pytest_fa.gpu.quantised import E4M3
 from pytest_fa.judge.float32_error import Float32Error, output_error, score_variance, to_tf32
 
 STEP = 1e-7  # relative change of the scores for which the slope of the output is computed
+ONE_TILE = 16  # keys, which one mma of P V takes: a row that sees no more has its maximum from the start
 E4M3_P_SCALE = 2.0**8  # the largest power of two that keeps P <= 1 below 448, the largest e4m3 number
 BLOCK_BYTES = {"cuda": 2**30, "cpu": 2**27}  # of float64 scores per block of queries
 
@@ -57,6 +58,9 @@ class Truth(NamedTuple):
     row_size: torch.Tensor  # [batch, heads, seq_q] float64
     spread: Spread | None = None
     float32_error: Float32Error | None = None  # for fp32 only
+    # `row_size` with the 4-norm of p for its 2-norm, (sum p^4)^(1/4) rms(v): as large if one key outweighs all others,
+    # and smaller the more keys share the weight.  0 in rows that see at most `ONE_TILE` keys.  None if there is no P.
+    norm4_size: torch.Tensor | None = None  # [batch, heads, seq_q] float64
     # Only if it comes from the user's functions: the truth of further outputs, what stands behind a verdict, and the
     # largest error that is allowed, if the options have one.
     rows: tuple[tuple[str, RowTruth], ...] = ()
@@ -140,7 +144,7 @@ def truth_of_rows(
         scores = scaled_scores(q, operands)
     p, row_sum = softmax(scores)
     out = _divide(p @ v, row_sum)
-    row_size = rms_v * _divide(p.square().sum(-1, keepdim=True).sqrt(), row_sum)[..., 0]
+    row_size, norm4_size = (rms_v * size for size in _norms(p, row_sum))
     spread = None
     if largest_v is not None:
         of_sum = _divide((p.square() @ v.square()).sqrt(), row_sum)
@@ -150,12 +154,21 @@ def truth_of_rows(
         if rounds := {"q", "s"} & set(precision.rounds):
             p, row_sum = softmax(_rounded_scores(q, operands, scores, precision.dtype, frozenset(rounds)))
         same_precision = _same_precision(p, row_sum, v, precision)
-        return Truth(out, same_precision, k.shape[2], row_size, spread)
+        return Truth(out, same_precision, k.shape[2], row_size, spread, None, norm4_size)
     tf32 = "tf32" in precision.rounds
     variance = score_variance(q.double(), k, scale, tf32=tf32)
     slope = (_attend(softmax, scores * (1 + STEP), v) - out) / STEP if tf32 else None
     error = output_error(scores, variance, p, row_sum, v, slope)
-    return Truth(out, _same_float32(q, operands, softmax, tf32=tf32), k.shape[2], row_size, spread, error)
+    same_float32 = _same_float32(q, operands, softmax, tf32=tf32)
+    return Truth(out, same_float32, k.shape[2], row_size, spread, error, norm4_size)
+
+
+def _norms(p: torch.Tensor, row_sum: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The 2-norm and the 4-norm of the normalised p of each row; the latter is 0 with at most `ONE_TILE` keys."""
+    powers = p.square()
+    norm2 = _divide(powers.sum(-1, keepdim=True).sqrt(), row_sum)[..., 0]
+    norm4 = _divide(powers.square_().sum(-1, keepdim=True) ** 0.25, row_sum)[..., 0]
+    return norm2, norm4.masked_fill(p.count_nonzero(-1) <= ONE_TILE, 0.0)
 
 
 def _attend(softmax: Softmax, scores: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -202,13 +215,14 @@ def _empty_truth(q: torch.Tensor, operands: Operands) -> Truth:
     row_size = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device)
     largest_v = operands.largest_v
     spread = None if largest_v is None else Spread(empty(), torch.empty_like(row_size), largest_v)
-    return Truth(empty(), empty(), operands.k.shape[2], row_size, spread, error)
+    return Truth(empty(), empty(), operands.k.shape[2], row_size, spread, error, torch.empty_like(row_size))
 
 
 def _rows_of(truth: Truth) -> list[torch.Tensor]:
     """The tensors of a truth that have a part for each query, [batch, heads, rows, ...]."""
     of_spread = () if truth.spread is None else (truth.spread.of_sum, truth.spread.along_row)
-    return [truth.out, truth.same_precision, truth.row_size, *of_spread, *(truth.float32_error or ())]
+    sizes = (truth.row_size,) if truth.norm4_size is None else (truth.row_size, truth.norm4_size)
+    return [truth.out, truth.same_precision, *sizes, *of_spread, *(truth.float32_error or ())]
 
 
 def repeated_heads(tensor: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -178,6 +178,26 @@ def test_gain_of_correlated_errors() -> None:
     assert allowed == pytest.approx(10 * Y / math.sqrt(ROWS) + 3e-5, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("row", "norm4_size", "share"),
+    [(1.0, 0.5, 0.25 / 2), (1.0, 1.0, 1 / 2), (1.2, 0.5, 0.44 / 1.44 / 2), (1e3, 0.5, 1 / 2), (1e3, 0.0, 0.0)],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gain_of_rounded_p(dtype: torch.dtype, row: float, norm4_size: float, share: float) -> None:
+    """The gain is allowed four standard deviations of the roundings of P, of which each is up to half an ulp.
+
+    A row that is larger than its weights make it counts with what exceeds them.  A row of one tile does not count.
+    """
+    ones = torch.ones(1, 1, ROWS, DIMS, dtype=torch.float64)
+    truth = Truth(row * ones, row * (ones + 1e-6 * SIGNS), 0, ones[..., 0], norm4_size=ones[..., 0] * norm4_size)
+
+    bounds = same_precision(Errors(truth.out, ones * 0, truth, dtype)).bounds
+
+    (allowed,) = [bound.allowed for bound in bounds if bound.name == "gain"]
+    by_element, by_p = 1e-6 / math.sqrt(ROWS * DIMS), U[dtype] / 2 * min(1, 4 / math.sqrt(3) * share)
+    assert allowed == pytest.approx(max(20 * by_element, 4 * by_element + by_p) + SYSTEMATIC_GAIN[dtype], rel=1e-5)
+
+
 @pytest.mark.parametrize(("factor", "passes"), [(1.0, True), (1.001, False)])
 def test_rows_that_are_alike_are_rounded_alike(factor: float, passes: bool) -> None:  # noqa: FBT001
     """With a scale of 0, all 512 rows are the mean of V and round alike: this passes, and a factor of 1.001 fails."""

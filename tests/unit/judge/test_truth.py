@@ -188,7 +188,7 @@ def test_spread_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) ->
 
 @pytest.mark.parametrize("case", ["b2h2s70d64-fp16-seed0", "b1h4s70d64-bf16-causal_br-kv2-sk90-seed0"])
 def test_row_size_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """The row size is sqrt(sum p^2) times the RMS of the head's V, also in several blocks."""
+    """The sizes of a row are the 2-norm and the 4-norm of p, for more than 16 keys, times the RMS of V of the head."""
     inputs = inputs_of(case)
     monkeypatch.setattr(truth, "rows_per_block", lambda _: 7)
     q, k, v = (tensor.double() for tensor in inputs[:3])
@@ -197,10 +197,12 @@ def test_row_size_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) 
     scores = q @ k.transpose(2, 3) * inputs.scale
     p = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(-1)
 
-    row_size = make_truth(inputs).row_size
+    result = make_truth(inputs)
 
-    expected = p.square().sum(-1).sqrt() * v.square().mean((-1, -2)).sqrt()[..., None]
-    torch.testing.assert_close(row_size, expected, rtol=1e-12, atol=0)
+    rms_v = v.square().mean((-1, -2)).sqrt()[..., None]
+    torch.testing.assert_close(result.row_size, p.square().sum(-1).sqrt() * rms_v, rtol=1e-12, atol=0)
+    norm4 = (p.pow(4).sum(-1) ** 0.25).where((p > 0).sum(-1) > 16, 0.0)
+    torch.testing.assert_close(result.norm4_size, norm4 * rms_v, rtol=1e-12, atol=0)
 
 
 def test_spread_is_optional() -> None:

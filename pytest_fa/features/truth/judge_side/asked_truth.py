@@ -177,7 +177,8 @@ class _ExactCall:
         row_size = out.square().mean(-1).sqrt()
         error = _float32_error(out, same_precision, row_size) if self.dtype == torch.float32 else None
         against, max_error = self.own.against, self.own.max_error
-        sizes = (self.k.shape[2], row_size, None, error)
+        # P is not known: one key may outweigh all others.
+        sizes = (self.k.shape[2], row_size, None, error, row_size)
         return Truth(out, same_precision, *sizes, rows=rows, against=against, max_error=max_error)
 
 
