@@ -219,7 +219,8 @@ class Results:
             why_not_run=why_not_run,
             failed_tests=self._failed_tests,
             failed_files=self._failed_files,
-            has_failed=self.nothing_ran or bool(self.unjudged_cases) or self.file.is_bad or bool(self._undone),
+            unjudged_cases=len(self.unjudged_cases),
+            has_failed=self.nothing_ran or self.file.is_bad or bool(self._undone),
             is_static=self.options.static,
             saves_times=config.pluginmanager.hasplugin("benchmark") and not are_saved,
         )

@@ -37,10 +37,11 @@ class RunFacts(NamedTuple):
 
     `rerun` has the first words of a command that runs variants of this run, and `selection` the options that select
     its cases, as they were typed.  `why_not_run` is the most frequent reason why a test with a case did not run; empty
-    if all of them ran.  `failed_tests` is the number of tests that failed without the record of a failure, and
-    `failed_files` that of the files that pytest could not collect.  `has_failed` says that nothing ran or that records
-    were lost.  `saves_times` says whether --benchmark-save would be something new: pytest-benchmark is switched on,
-    and this run has not saved its times.
+    if all of them ran.  `failed_tests` is the number of tests that failed without the record of a failure,
+    `failed_files` that of the files that pytest could not collect, and `unjudged_cases` that of the cases that the user
+    named and that no test judged.  `has_failed` says that nothing ran or that records were lost.  `saves_times` says
+    whether --benchmark-save would be something new: pytest-benchmark is switched on, and this run has not saved its
+    times.
     """
 
     rerun: tuple[str, ...] = ("pytest",)
@@ -48,6 +49,7 @@ class RunFacts(NamedTuple):
     why_not_run: str = ""
     failed_tests: int = 0
     failed_files: int = 0
+    unjudged_cases: int = 0
     has_failed: bool = False
     is_static: bool = False
     saves_times: bool = True
@@ -55,10 +57,12 @@ class RunFacts(NamedTuple):
     @property
     def failures(self) -> list[str]:
         """The failures that no record has, as parts of the answer."""
-        tests, files = self.failed_tests, self.failed_files
-        parts = [f"{tests} test{'s' * (tests != 1)} failed without a result"] if tests else []
-        files_text = f"{files} file{'s' * (files != 1)} could not be collected"
-        return [*parts, files_text] if files else parts
+        counted = (
+            (self.failed_tests, "test", "failed without a result"),
+            (self.failed_files, "file", "could not be collected"),
+            (self.unjudged_cases, "named case", "not judged"),
+        )
+        return [f"{count} {thing}{'s' * (count != 1)} {words}" for count, thing, words in counted if count]
 
 
 def answer_lines(records: list[Record], run: RunFacts) -> list[TextLine]:

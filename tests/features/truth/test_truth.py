@@ -204,6 +204,8 @@ def test_a_named_case_that_is_not_judged_outweighs_one_without_a_verdict(slides:
         for cases in (CASE, f"{CASE},{masked}")
     )
     assert (undecided.ret, also_unjudged.ret) == (10, 1), also_unjudged.text
+    answers = [line for line in also_unjudged.outlines if line.endswith("; 1 named case not judged")]
+    assert len(answers) == 1, also_unjudged.text
 
 
 def test_every_verdict_is_marked(judged: Run) -> None:
