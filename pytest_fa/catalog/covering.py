@@ -37,7 +37,9 @@ class Rows:
         for size in sizes:
             first = sum(map(len, self._places))
             self._places.append([1 << bit for bit in range(first, first + size)])
-        self._once = {self._places[place][value] for place, value in once}
+        # Each row has the only value of a place, which therefore makes no pairs: such places do not change the others.
+        self._sole = sum(values[0] for values in self._places if len(values) == 1)
+        self._once = {self._places[place][value] for place, value in once} | {*_bits(self._sole)}
         self._impossible: list[int] = []
 
     def first_with(self, values: Mapping[int, int]) -> RowOfNumbers | None:
@@ -53,7 +55,10 @@ class Rows:
         """
         missing = self._pairs()
         for values in known:
-            _remove(self._set(values), missing)
+            row = self._set(values)
+            alone = 0 if self._sole & ~row else row  # without a sole value, it lacks the pairs with that
+            for bit in _bits(row):
+                missing[bit] &= ~row | bit & ~alone
         order, rows, used = random.Random(0), list[RowOfNumbers](), Counter[int]()  # noqa: S311  # the same in each process
         while pair := _next_pair(missing):
             if row := self._best_with(pair, missing, used, order):
@@ -84,9 +89,10 @@ class Rows:
             return -(missing[value] & (row | value)).bit_count(), used[value]
 
         others = [place for place, values in enumerate(self._places) if not sum(values) & pair]
+        sole, several = ([p for p in others if (len(self._places[p]) == 1) == is_sole] for is_sole in (True, False))
         best = 0
         for _ in range(CANDIDATES):
-            row, _ = self._completed(pair, sorted(others, key=lambda _: order.random()), rank)
+            row, _ = self._completed(pair, [*sole, *sorted(several, key=lambda _: order.random())], rank)
             best = max(best, row, key=lambda row: sum((missing[bit] & row).bit_count() for bit in _bits(row)))
         return best
 

@@ -59,6 +59,32 @@ def test_known_values_are_not_covered_again(seed: int) -> None:
     assert all(pairs_of(rows[: place + 1]) > pairs_of(rows[:place]) for place in range(len(rows)))
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_known_values_without_some_places(seed: int) -> None:
+    """Known values without that of a place, such as of another dtype, leave the pairs with it to be covered."""
+    sizes, rules = random_rules(seed)
+    possible = possible_rows(sizes, rules)
+    known = [{place: value for place, value in enumerate(row) if place != seed % len(sizes)} for row in possible[::2]]
+    rows = Rows(sizes, conflict_of(rules)).covering(known)
+    of_known = {pair for values in known for pair in itertools.combinations(values.items(), 2)}
+    assert of_known | pairs_of(rows) == pairs_of(possible)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_places_with_one_value_leave_the_rows_as_they_are(seed: int) -> None:
+    """More places of one value, first, in between and last, change nothing at the others."""
+    some, rules = random_rules(seed)
+    sizes = (*some, 2)
+    several = [place for place, size in enumerate(sizes) if size > 1]
+    rules = [rule for rule in rules if set(rule) <= set(several)]
+    moved = [{several.index(place): value for place, value in rule.items()} for rule in rules]
+    without = Rows([sizes[place] for place in several], conflict_of(moved)).covering()
+    wider = (1, *(size for place in sizes for size in (place, 1)))
+    spread = [{2 * place + 1: value for place, value in rule.items()} for rule in rules]
+    rows = Rows(wider, conflict_of(spread)).covering()
+    assert [tuple(row[2 * place + 1] for place in several) for row in rows] == without
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_of_some_values_one_row_is_enough(seed: int) -> None:
     """Each of these values is in a row if one can have it, and so is each other one; those have all their pairs."""
