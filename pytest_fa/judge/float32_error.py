@@ -94,7 +94,7 @@ def output_error(
         size_sum += size[..., keys].sum(-1, keepdim=True)
         o_variance += 2 * UNIT**2 * terms * o.square()  # the product with the rescale factor is rounded, too
         sum_variance += 2 * UNIT**2 * terms * size_sum.square()
-    total = SMALLEST**2 * (divisor > 0)  # [b, h, rows, 1]
+    total = SMALLEST**2 * (divisor > 0).double()  # [b, h, rows, 1]; float32 has no such number
     divisor, size_sum = divisor.where(divisor > 0, 1.0), size_sum.where(size_sum > 0, 1.0)
     out = o / divisor
     of_p = variance + _exp_variance(scores, p)  # [b, h, rows, seq_k], relative
