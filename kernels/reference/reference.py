@@ -25,11 +25,12 @@ def forward(  # noqa: PLR0913  # one argument for each part of attention
     softcap: float = 0.0,  # scores become softcap * tanh(score / softcap); 0 for none
     window_left: int | None = None,  # keys that a query sees before its own position; None for all
     window_right: int | None = None,  # and after it
+    sink: torch.Tensor | None = None,  # [heads] fp32, a score of each head that has no value
 ) -> torch.Tensor:
     """Return the attention output, [batch, heads, seq_q, head_dim_v]; write it into `out` if that is given.
 
-    If `lse` is given, write log(sum(exp(score))) of each row into it.  Under a window, the last query stands at the
-    last key.
+    If `lse` is given, write log(sum(exp(score))) of each row into it; a sink is part of the sum.  Under a window, the
+    last query stands at the last key.
     All heads are computed at once, one tile of queries after the other.
     """
     out = q.new_empty((*q.shape[:3], v.shape[3])) if out is None else out
@@ -45,6 +46,9 @@ def forward(  # noqa: PLR0913  # one argument for each part of attention
         o = q_tile.new_zeros((*q_tile.shape[:3], v.shape[3]))  # [b, h, m, d_v]
         m = torch.full_like(q_tile[..., :1], float("-inf"))  # running row max
         l = torch.zeros_like(m)  # running row sum
+        if sink is not None:  # the first score of each row, without a value
+            m = torch.maximum(m, sink[:, None, None])
+            l = (m > float("-inf")).to(m.dtype)
         for start_n in range(0, k.shape[2], BLOCK_N):
             # Load K.
             k_tile = k[:, :, start_n : start_n + BLOCK_N].float()  # [b, h, n, d]

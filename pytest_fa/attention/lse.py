@@ -1,6 +1,7 @@
 """The log-sum-exp of each row, which a kernel may write or return beside its output.
 
-LSE = log(sum over keys of exp(score)), in natural logarithms; -inf for a row that sees no key.  Its error is absolute:
+LSE = log(sum over keys of exp(score)), in natural logarithms; -inf for a row that sees no key.  The sum also has the
+scores that have no value, such as a sink: a row that sees no key then has the sink as its LSE.  Its error is absolute:
 a backward pass or a merge of partial results computes exp(score - LSE), so an error of 0.01 there is one of 1 %.
 
 The bound of a row has two parts.
@@ -103,13 +104,16 @@ class LogSumExp(Part):
         scaled, k, rounds = block.q * block.scale, block.k, block.rounds
         products = scaled @ k.transpose(2, 3)
         scores = block.seen(products)  # [b, h, rows, seq_k]
-        exact = exact_lse(scores)
+        exact = exact_lse(scores, block.sinks)
         p = (scores - _finite(exact)[..., None]).exp()
         size = (p * (scaled.abs() @ k.abs().transpose(2, 3))).sum(-1)
         stored = _rounded(scaled, block.dtype) @ k.transpose(2, 3) if "q" in rounds else products
         stored = block.seen(_rounded(stored, block.dtype) if "s" in rounds else stored)
-        row_max = _finite(stored.amax(-1) if stored.shape[-1] else exact)
-        reference = row_max + _rounded((stored - row_max[..., None]).exp(), block.dtype).sum(-1).log()
+        row_max = _finite(_largest(stored, block.sinks) if stored.shape[-1] else exact)
+        row_sum = _rounded((stored - row_max[..., None]).exp(), block.dtype).sum(-1)
+        if block.sinks is not None:
+            row_sum = row_sum + (block.sinks - row_max[..., None]).exp().sum(-1)
+        reference = row_max + row_sum.log()
         is_fp8 = block.policy == "fp8"
         e4m3_sums = _error_of_e4m3_sums(scaled, k, scores, p) if is_fp8 else exact.new_zeros(exact.shape)
         return Figures(
@@ -136,22 +140,30 @@ class LogSumExp(Part):
         yield exact / math.log(2), "the log-sum-exp is log2, it must be the natural logarithm: multiply it by ln 2"
         yield exact * math.log(2), "the log-sum-exp is multiplied by ln 2 once too often"
         products = block.q @ block.k.transpose(2, 3)
-        yield exact_lse(block.seen(products)), "the scale is missing in the log-sum-exp"
+        yield exact_lse(block.seen(products), block.sinks), "the scale is missing in the log-sum-exp"
         scores = block.seen(products * block.scale)
-        row_max = scores.amax(-1) if scores.shape[-1] else exact
+        if block.sinks is not None:
+            yield exact_lse(scores), "the sink is left out of the log-sum-exp: it is part of the sum, and so of its log"
+            yield exact.logaddexp(block.sinks.logsumexp(-1)), "the sink is counted twice in the log-sum-exp"
+        row_max = _largest(scores, block.sinks) if scores.shape[-1] else exact
         yield exact - row_max, "the row max is left out of the log-sum-exp: it is log(l), it must be m + log(l)"
         yield row_max, "the log-sum-exp is only the row max: log(l) is missing"
         for tile in TILES:
             if kept := (scores.shape[-1] - 1) // tile * tile:
                 cause = f"the last tile of {tile} keys is left out of the log-sum-exp"
-                yield exact_lse(scores[..., :kept]), cause
+                yield exact_lse(scores[..., :kept], block.sinks), cause
 
 
-def exact_lse(scores: torch.Tensor) -> torch.Tensor:
-    """The log-sum-exp over the last axis, [batch, heads, rows]; -inf without keys."""
-    if scores.shape[-1] == 0:
-        return scores.new_full(scores.shape[:-1], -math.inf)
-    return scores.logsumexp(-1)
+def exact_lse(scores: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+    """The log-sum-exp over the last axis and the sinks, [batch, heads, rows]; -inf without both."""
+    lse = scores.logsumexp(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -math.inf)
+    return lse if sinks is None else lse.logaddexp(sinks.logsumexp(-1).expand_as(lse))
+
+
+def _largest(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """The maximum of each row and its sinks, [batch, heads, rows]."""
+    row_max = scores.amax(-1)
+    return row_max if sinks is None else row_max.maximum(sinks.amax(-1))
 
 
 def _error_of_e4m3_sums(

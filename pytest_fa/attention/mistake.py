@@ -21,7 +21,7 @@ Weigh = Callable[["torch.Tensor", "torch.Tensor"], "tuple[torch.Tensor, torch.Te
 class Positions(NamedTuple):
     """The positions that a mask compares: queries [rows, 1] and keys [keys], and the sizes of the case.
 
-    `heads` are those of the rows, where a mistake depends on them: [heads].
+    `batches` and `heads` are those of the rows, where these are not all: [batches], [heads].
     """
 
     queries: torch.Tensor
@@ -29,6 +29,18 @@ class Positions(NamedTuple):
     seq_q: int
     seq_k: int
     heads: torch.Tensor | None = None
+    batches: torch.Tensor | None = None
+
+    def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The part of a part's tensor (`part.PartTensor`) for these rows and keys: [batches, heads, rows, keys] or 1.
+
+        A mistake may have more keys or heads than the call; each of these gets the number of the last one.
+        """
+        places = (self.batches, self.heads, self.queries[:, 0], self.keys)
+        for axis, places_of_axis in enumerate(places):
+            if places_of_axis is not None and tensor.shape[axis] > 1:
+                tensor = tensor.index_select(axis, places_of_axis.clamp_max(tensor.shape[axis] - 1))
+        return tensor
 
     @property
     def nothing_hidden(self) -> torch.Tensor:
@@ -36,7 +48,10 @@ class Positions(NamedTuple):
         return self.keys < self.queries.new_zeros(self.queries.shape)
 
 
-Hide = Callable[[Positions], "torch.Tensor"]  # the keys that each query does not see, [rows, keys]
+# The keys that each query does not see, [rows, keys] or [batch or 1, heads or 1, rows, keys].
+Hide = Callable[[Positions], "torch.Tensor"]
+# The scores that have no value, [batch or 1, heads or 1, rows or 1, n], as `Part.sinks`.
+Sinks = Callable[[Positions], "torch.Tensor"]
 ChangeScores = Callable[["torch.Tensor", Positions], "torch.Tensor"]  # [b, h, rows, keys] before a key is hidden
 
 
@@ -56,8 +71,9 @@ class Mistake(NamedTuple):
     """One mistake: words for it, and how its output differs from attention.
 
     `change` replaces inputs (`gpu.inputs.Inputs`).  `score` replaces what the parts of attention do to the scores.
-    `hide` replaces the mask.  `weigh` replaces the softmax.  `arrange` moves or changes the elements of the whole
-    output, [batch, heads, seq_q, head_dim] or the axes that `change` made of them.
+    `sinks` replaces the scores that have no value.  `hide` replaces the mask.  `weigh` replaces the softmax; sinks come
+    to it behind the last key.  `arrange` moves or changes the elements of the whole output, [batch, heads, seq_q,
+    head_dim] or the axes that `change` made of them.
     """
 
     words: str
@@ -67,6 +83,7 @@ class Mistake(NamedTuple):
     arrange: Callable[[torch.Tensor], torch.Tensor] | None = None
     needs_all_queries: bool = False
     score: ChangeScores | None = None
+    sinks: Sinks | None = None
 
     @property
     def moves_elements(self) -> bool:
@@ -76,5 +93,5 @@ class Mistake(NamedTuple):
     @property
     def is_arranged_truth(self) -> bool:
         """Whether the output is the right one, only arranged in another way."""
-        changes = (self.change, self.score, self.hide)
-        return self.arrange is not None and changes == (None, None, None) and self.weigh is softmax
+        changes = (self.change, self.score, self.hide, self.sinks)
+        return self.arrange is not None and changes == (None,) * len(changes) and self.weigh is softmax

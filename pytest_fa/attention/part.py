@@ -6,7 +6,9 @@ that changes nothing, so a part consists of what it is about.  `tests/unit/atten
 A part that changes the result must have `supports`: without it, each kernel is taken to know the part.
 
 The order of the computation is fixed: scale, then `scores` of each part in the order of `PARTS`, then `hidden`, then
-the softmax.  A key is visible if no part hides it.
+the softmax over the visible keys and `sinks`.  A key is visible if no part hides it.
+
+A part may bring tensors of its own (`tensors`), which the judge makes, hands over, guards and checks as q, k and v.
 
 Pytest's own process reads these modules, so they do not import torch: they call the methods of the tensors that they
 get.  What a part adds to the C interface stands in `abi.py`, because the order of a struct's fields is one list.
@@ -15,7 +17,7 @@ get.  What a part adds to the C interface stands in `abi.py`, because the order 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +86,19 @@ class CallInputs(Protocol):
         """The factor of the scores."""
 
     def word(self, name: str) -> Any:  # of the word's type
-        """The value of a word of any part; None if the call does not have it."""
+        """The value of a word of any part, or its tensor (`PartTensor`); None if the call does not have it."""
+
+
+class PartTensor(NamedTuple):
+    """A tensor that a part brings to a call.
+
+    The judge keeps it as [batch or 1, heads or 1, seq_q or 1, seq_k or 1], dense; it is 1 long along the axes on which
+    it does not depend.  A call gets it with all four axes, with a stride of 0 where it does not depend on one; or as a
+    vector, [heads].
+    """
+
+    dtype: str  # float32, bool, or `q`: the dtype of q, and float32 if that is e4m3
+    is_vector: bool
 
 
 class Part:
@@ -234,8 +248,26 @@ class Part:
 
     def arguments(self, case: Shape) -> Mapping[str, Any]:
         """The words of a call, each with its value, besides tensors; without those of a plain case."""
-        values = {token: case.value_of(token.field) for token in self.tokens if token.field in self.words}
+        values = {
+            token: case.value_of(token.field)
+            for token in self.tokens
+            if token.field in self.words and token.field not in self.tensors
+        }
         return {token.field: value for token, value in values.items() if value != token.plain(case)}
+
+    # The tensors among `words`.
+    tensors: ClassVar[Mapping[str, PartTensor]] = {}
+
+    def axes(self, word: str, case: Shape) -> tuple[bool, bool, bool, bool] | None:  # noqa: ARG002
+        """On which of batch, head, query and key a tensor depends in a case; None if the case does not have it."""
+        return None
+
+    def fill(self, word: str, numbers: torch.Tensor, generator: torch.Generator) -> None:
+        """Fill float32 numbers of any shape with random ones of a tensor, which then get its dtype."""
+        raise NotImplementedError
+
+    def arrange(self, word: str, numbers: torch.Tensor) -> None:
+        """Change what a checked call gets after `fill`, [batch or 1, heads or 1, seq_q or 1, seq_k or 1] float32."""
 
     def plain_argument(self, word: str) -> Any:  # noqa: ARG002  # of the word's type
         """The value of a word in a call that does not have it."""
@@ -283,8 +315,16 @@ class Part:
         return scores
 
     def hidden(self, inputs: CallInputs, positions: Positions) -> torch.Tensor | None:  # noqa: ARG002
-        """True for each key that this part hides, [rows, keys]; None if it hides none."""
+        """True for each key that this part hides, [rows, keys] or with batch and heads; None if it hides none."""
         return None
+
+    def sinks(self, inputs: CallInputs, positions: Positions) -> torch.Tensor | None:  # noqa: ARG002
+        """Scores that take part in the softmax and have no value, [batch or 1, heads or 1, rows or 1, n], or None."""
+        return None
+
+    def level_matters(self, inputs: CallInputs) -> bool:  # noqa: ARG002
+        """Whether the result of a call changes if one number is added to all scores of a row."""
+        return False
 
     def order_matters(self, inputs: CallInputs) -> bool:  # noqa: ARG002
         """Whether the result of a call changes if its keys and values come in another order."""

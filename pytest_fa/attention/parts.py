@@ -16,11 +16,12 @@ from pytest_fa.attention import (
     lse,
     scale,
     scores,
+    sink,
     softcap,
     window,
 )
 from pytest_fa.attention.mistake import ChangeScores, Hide, Mistake, Positions
-from pytest_fa.attention.part import CallInputs, Part
+from pytest_fa.attention.part import CallInputs, Part, PartTensor
 from pytest_fa.attention.token import Token
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ PARTS: list[Part] = [
     head_dim_v.PART,
     scale.PART,
     softcap.PART,
+    sink.PART,
     layout.PART,
     scores.PART,
     e4m3.PART,
@@ -93,7 +95,18 @@ def arguments_of(case: Any) -> dict[str, Any]:  # `catalog.case.Case`
 def words_beyond_plain(case: Any) -> dict[str, Part]:  # `catalog.case.Case`
     """The words whose values in a call on a case are not those of a plain one, and whose each one is."""
     passed = ((part, word, value) for part in PARTS for word, value in part.arguments(case).items())
-    return {word: part for part, word, value in passed if value != part.plain_argument(word)}
+    values = {word: part for part, word, value in passed if value != part.plain_argument(word)}
+    return values | {word: part for word, part in tensor_words().items() if part.axes(word, case)}
+
+
+def tensor_words() -> dict[str, Part]:
+    """The words that are tensors, and whose each one is."""
+    return {word: part for part in PARTS for word in part.tensors}
+
+
+def tensor_form(word: str) -> PartTensor:
+    """What the tensor of a word is like."""
+    return tensor_words()[word].tensors[word]
 
 
 def outputs() -> dict[str, Part]:
@@ -133,12 +146,23 @@ def changed_scores(inputs: CallInputs, scores: torch.Tensor, positions: Position
 
 
 def hidden_keys(inputs: CallInputs, positions: Positions, *, but: Part | None = None) -> torch.Tensor | None:
-    """True where a part hides a key, [rows, keys]; None if none hides one.  The part `but` is left out."""
+    """True where a part hides a key, [rows, keys] or with batch and heads; None if none does.  `but` is left out."""
     whole: torch.Tensor | None = None
     for part in PARTS:
         if part is not but and (hidden := part.hidden(inputs, positions)) is not None:
             whole = hidden if whole is None else whole | hidden
     return whole
+
+
+def sinks(inputs: CallInputs, positions: Positions) -> torch.Tensor | None:
+    """The scores that have no value, [batch or 1, heads or 1, rows or 1, n]; None if there are none."""
+    found = (part.sinks(inputs, positions) for part in PARTS)
+    return next((scores for scores in found if scores is not None), None)
+
+
+def level_matters(inputs: CallInputs) -> bool:
+    """Whether the result of a call changes if one number is added to all scores of a row."""
+    return any(part.level_matters(inputs) for part in PARTS)
 
 
 def order_matters(inputs: CallInputs) -> bool:

@@ -20,6 +20,7 @@ class ScoreBlock(NamedTuple):
     dtype: torch.dtype  # of the output
     rounds: tuple[str, ...]  # the roundings that a manifest declares
     policy: str
+    sinks: torch.Tensor | None = None  # scores that have no value, [batch or 1, heads or 1, rows or 1, n]
 
 
 class RowTruth(NamedTuple):

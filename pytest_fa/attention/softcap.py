@@ -98,6 +98,10 @@ class SoftCap(Part):
         cap = inputs.word("softcap")
         return capped(scores, cap) if cap else scores
 
+    def level_matters(self, inputs: CallInputs) -> bool:
+        """A cap is at a fixed distance from 0."""
+        return bool(inputs.word("softcap"))
+
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
         """No cap, another one, one at another place, and one without its last factor."""
         cap, scale = inputs.word("softcap"), inputs.scale

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from pytest_fa.attention import parts
 from pytest_fa.attention.layout import Layout
 from pytest_fa.attention.not_judged import recognised
 
@@ -152,6 +153,8 @@ class _Writer:
             return None
         if word in ("q", "k", "v"):
             return self._tensor(word)
+        if part := parts.words().get(word or ""):
+            return repr(part.passed(str(word), part.plain_argument(str(word))))
         return self._made(name) or self._switched_off(name)
 
     def _must_pass(self, name: str) -> bool:

@@ -117,14 +117,15 @@ class PreparedSeries:
         shifted_from: Callable[[View], ShiftedViews],
     ) -> None:
         first = series.first
-        self._forward, self._keywords = forward, keywords_of(first, tensor)
+        self._forward = forward
         self._outs = [tensor(view) for view in series.outs]
         self.results: list[Any] = list(self._outs)  # what the last call for each output returned
-        q, k, v = (shifted_from(view) for view in (first.q, first.k, first.v))
-        self._calls = [
-            ((q[of_q], k[of_k], v[of_v]), slot)
-            for (of_q, of_k, of_v), slot in zip(series.shifts, series.out_of, strict=True)
-        ]
+        q, k, v, *more = (shifted_from(view) for view in (first.q, first.k, first.v, *_moved_views(series)))
+        keywords = keywords_of(first, tensor)
+        self._calls = []
+        for (of_q, of_k, of_v, *of_more), slot in zip(series.shifts, series.out_of, strict=True):
+            moved = {name: each[at] for name, each, at in zip(series.moved, more, of_more, strict=True)}
+            self._calls.append(((q[of_q], k[of_k], v[of_v]), {**keywords, **moved} if moved else keywords, slot))
         self._next = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._cold_ends: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []  # of the calls of a cold graph
@@ -213,10 +214,10 @@ class PreparedSeries:
         self._next = 0
 
     def _call_next(self) -> None:
-        (q, k, v), slot = self._calls[self._next % len(self._calls)]
+        (q, k, v), keywords, slot = self._calls[self._next % len(self._calls)]
         self._next += 1
         out = self._outs[slot]
-        result = self._forward(q, k, v, out=out, **self._keywords)
+        result = self._forward(q, k, v, out=out, **keywords)
         if result is not out and not is_same_memory(result, out):
             if self._is_cpu:
                 out.copy_(require_output(result, out).detach())
@@ -235,6 +236,11 @@ class PreparedSeries:
 def keywords_of(call: CallViews, tensor: Callable[[View], torch.Tensor]) -> dict[str, Any]:
     """The keyword arguments of a call: the scale, and the words and tensors of the parts of attention."""
     return {"scale": call.scale, **call.words, **{name: tensor(view) for name, view in call.tensors.items()}}
+
+
+def _moved_views(series: Series) -> list[View]:
+    """The tensors besides q, k and v that are at another place in each call."""
+    return [series.first.tensors[name] for name in series.moved]
 
 
 def is_same_memory(result: object, out: torch.Tensor) -> bool:

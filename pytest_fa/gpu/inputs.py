@@ -15,6 +15,7 @@ from pytest_fa.attention.e4m3 import DESCALES
 from pytest_fa.attention.layout import stored
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import Case
+from pytest_fa.errors import FaError
 from pytest_fa.gpu.quantised import E4M3, Descales, dequantised, descales_of, quantise, with_special_heads
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each.torch_name) for name, each in FORMATS.items()}
@@ -34,12 +35,14 @@ class Inputs(Arguments):  # what only some calls have are attributes
     """The arguments of one call.  The order of the dimensions is the same for every layout in memory.
 
     Only e4m3 tensors have `descales`.  `out_dtype` is the output's dtype where it is not that of q.  `more` are the
-    words of the parts of attention that are no argument of every call.  As a tuple, the inputs are those arguments.
+    words of the parts of attention that are no argument of every call, and `extra` are their tensors, as `PartTensor`
+    says.  As a tuple, the inputs are those arguments.
     """
 
     descales: Descales | None
     out_dtype: torch.dtype | None
     more: Mapping[str, Any]
+    extra: Mapping[str, torch.Tensor]  # [batch or 1, heads or 1, seq_q or 1, seq_k or 1]
 
     def __new__(  # noqa: D102
         cls,
@@ -47,10 +50,11 @@ class Inputs(Arguments):  # what only some calls have are attributes
         descales: Descales | None = None,
         out_dtype: torch.dtype | None = None,
         more: Mapping[str, Any] | None = None,
+        extra: Mapping[str, torch.Tensor] = NOTHING,
         **named: Any,  # noqa: ANN401  # those of `Arguments`
     ) -> Self:
         inputs = super().__new__(cls, *arguments, **named)
-        inputs.descales, inputs.out_dtype, inputs.more = descales, out_dtype, more or {}
+        inputs.descales, inputs.out_dtype, inputs.more, inputs.extra = descales, out_dtype, more or {}, extra
         return inputs
 
     @classmethod
@@ -61,17 +65,21 @@ class Inputs(Arguments):  # what only some calls have are attributes
         v: torch.Tensor,
         scale: float,
         out_dtype: torch.dtype | None = None,
-        **words: Any,  # noqa: ANN401  # values and descales
+        **words: Any,  # noqa: ANN401  # values, tensors of parts and descales
     ) -> Self:
-        """The inputs with these words of parts of attention, descales among them; a word of None is none."""
+        """The inputs with these words of parts of attention, descales among them; a word of None is none.
+
+        Raises `FaError` for a tensor of a part that has another shape or dtype than calls have.
+        """
         descales = descales_of(*(words.pop(name, None) for name in DESCALES))
         always = {name: words.pop(name, parts.words()[name].plain_argument(name)) for name in parts.always_passed()}
         more = {name: value for name, value in words.items() if value is not None}
-        return cls(q, k, v, scale, **always, descales=descales, out_dtype=out_dtype, more=more)
+        extra = {name: kept_form(name, more.pop(name), q, k) for name in parts.tensor_words() if name in more}
+        return cls(q, k, v, scale, **always, descales=descales, out_dtype=out_dtype, more=more, extra=extra)
 
     def _replace(self, **changes: Any) -> Inputs:  # noqa: ANN401  # also of the attributes
-        fields = {**self._asdict(), "descales": self.descales, "out_dtype": self.out_dtype, "more": self.more}
-        return Inputs(**{**fields, **changes})
+        attributes = {name: getattr(self, name) for name in ("descales", "out_dtype", "more", "extra")}
+        return Inputs(**{**self._asdict(), **attributes, **changes})
 
     @property
     def output_dtype(self) -> torch.dtype:
@@ -89,21 +97,40 @@ class Inputs(Arguments):  # what only some calls have are attributes
         return {**{name: getattr(self, name) for name in parts.always_passed()}, **self.more}
 
     def word(self, name: str) -> Any:  # noqa: ANN401  # of the word's type
-        """The value of a word of any part of attention; None if the call does not have it."""
-        return self.words.get(name)
+        """The value of a word of any part of attention, or its tensor; None if the call does not have it."""
+        return self.extra[name] if name in self.extra else self.words.get(name)
 
     @property
     def parts(self) -> dict[str, torch.Tensor]:
-        """The tensors by name: q, k and v, and the descales if there are some."""
-        return {"q": self.q, "k": self.k, "v": self.v, **self.tensors}
+        """All tensors by name, as they are kept: q, k and v, the descales and those of parts of attention."""
+        return {"q": self.q, "k": self.k, "v": self.v, **descale_keywords(self.descales), **self.extra}
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors besides q, k and v by name: the descales, if there are some."""
-        return descale_keywords(self.descales)
+        """The tensors besides q, k and v by name, as a call gets them: the descales, and those of parts."""
+        given = {name: given_form(name, tensor, self.q, self.k) for name, tensor in self.extra.items()}
+        return {**descale_keywords(self.descales), **given}
+
+    def with_parts(self, tensors: Mapping[str, torch.Tensor]) -> Inputs:
+        """The same call with other tensors, named as in `parts`."""
+        q, k, v = (tensors[name] for name in "qkv")
+        descales = self.descales and Descales(*(tensors[name] for name in DESCALES))
+        extra = {name: tensors[name] for name in self.extra}
+        return self._replace(q=q, k=k, v=v, descales=descales, extra=extra)
+
+    def map_all(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
+        """The same call with `function` of each tensor."""
+        return self.with_parts({name: function(tensor) for name, tensor in self.parts.items()})
+
+    def extra_at(self, **places: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The tensors of parts for some `batches`, `heads`, `queries` and `keys`, as indices; all where none are named.
+
+        A tensor that does not depend on an axis stays as it is there.
+        """
+        return {name: at_places(tensor, **places) for name, tensor in self.extra.items()}
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
-        """The same call with `function` of q, k and v; the descales stay."""
+        """The same call with `function` of q, k and v; the other tensors stay."""
         return self._replace(q=function(self.q), k=function(self.k), v=function(self.v))
 
     def exact(self) -> Inputs:
@@ -158,20 +185,78 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
     query_shape = (case.batch, case.heads, case.seq_q, case.head_dim)
     key_shape, value_shape = ((case.batch, case.kv_heads, case.seq_k, dim) for dim in (case.head_dim, case.head_dim_v))
     q, k, v = (_draw(shape, case, generator) for shape in (query_shape, key_shape, value_shape))
-    words = parts.arguments_of(case)
+    words, extra = parts.arguments_of(case), _draw_extra(case, generator)
     if case.dtype != "e4m3":
-        return Inputs.of_call(q, k, v, case.scale, **words).map(lambda tensor: tensor.to(device))
+        plain = Inputs.of_call(q, k, v, case.scale, **words)._replace(extra=extra)
+        return plain.map_all(lambda tensor: tensor.to(device))
     q, k, v = with_special_heads(q, k, v, case.data)
     quantised = Inputs.of_call(q, k, v, case.scale, TORCH_DTYPES[case.out_dtype], **words).quantised()
-    placed = quantised.map(lambda tensor: stored(tensor, case.layout).to(device))
-    return placed._replace(descales=quantised.descales and quantised.descales.map(lambda descale: descale.to(device)))
+    placed = quantised.map(lambda tensor: stored(tensor, case.layout))._replace(extra=extra)
+    return placed.map_all(lambda tensor: tensor.to(device))
+
+
+def _draw_extra(case: Case, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """The tensors of the parts of attention, drawn after q, k and v."""
+    drawn = {}
+    sizes = (case.batch, case.heads, case.seq_q, case.seq_k)
+    for word, part in parts.tensor_words().items():
+        if axes := part.axes(word, case):
+            numbers = torch.empty([size if depends else 1 for size, depends in zip(sizes, axes, strict=True)])
+            part.fill(word, numbers, generator)
+            part.arrange(word, numbers)
+            drawn[word] = numbers.to(extra_dtype(word, TORCH_DTYPES[case.dtype]))
+    return drawn
+
+
+def extra_dtype(word: str, of_q: torch.dtype) -> torch.dtype:
+    """The dtype of a part's tensor in a call whose q has a dtype."""
+    name = parts.tensor_form(word).dtype
+    if name != "q":
+        return getattr(torch, name)  # type: ignore[no-any-return]  # a dtype of torch
+    return torch.float32 if of_q == E4M3 else of_q
+
+
+def given_form(word: str, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """A part's tensor as a call gets it: [heads], or [batch, heads, seq_q, seq_k] with strides of 0."""
+    return tensor[0, :, 0, 0] if parts.tensor_form(word).is_vector else tensor.expand(*q.shape[:3], k.shape[2])
+
+
+def kept_form(word: str, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The inverse of `given_form`.  Raises `FaError` for another shape or dtype."""
+    dtype, is_vector = extra_dtype(word, q.dtype), parts.tensor_form(word).is_vector
+    batch, heads, seq_q, seq_k = sizes = (*q.shape[:3], k.shape[2])
+    wanted = (heads,) if is_vector else sizes
+    fits = tensor.dim() == len(wanted) and all(
+        size == whole or (size == 1 and not is_vector) for size, whole in zip(tensor.shape, wanted, strict=True)
+    )
+    if tensor.dtype != dtype or not fits:
+        form = f"[{heads}], [heads]" if is_vector else f"[{batch}, {heads}, {seq_q}, {seq_k}], each of these or 1"
+        raise FaError(f"{word} is {tensor.dtype} {list(tensor.shape)}; it must be {dtype} {form}")
+    if is_vector:
+        return tensor[None, :, None, None]
+    for axis, stride in enumerate(tensor.stride()):
+        if stride == 0:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
+
+
+def at_places(
+    tensor: torch.Tensor,
+    batches: torch.Tensor | None = None,
+    heads: torch.Tensor | None = None,
+    queries: torch.Tensor | None = None,
+    keys: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Some batches, heads, queries and keys of a part's tensor, as indices: a copy, but an axis of length 1 stays."""
+    for axis, places in enumerate((batches, heads, queries, keys)):
+        if places is not None and tensor.shape[axis] > 1:
+            tensor = tensor.index_select(axis, places)
+    return tensor
 
 
 def clone(inputs: Inputs) -> Inputs:
     """The same data at other addresses, with the same strides."""
-    descales = inputs.descales and inputs.descales.map(torch.clone)
-    cloned = inputs.map(lambda tensor: tensor.clone(memory_format=torch.preserve_format))
-    return cloned._replace(descales=descales)
+    return inputs.map_all(lambda tensor: tensor.clone(memory_format=torch.preserve_format))
 
 
 def descale_keywords(descales: Descales | None) -> dict[str, torch.Tensor]:

@@ -25,6 +25,7 @@ DTYPES: dict[ViewDtype, torch.dtype] = {
     "float32": torch.float32,
     "uint8": torch.uint8,
     "float8_e4m3fn": torch.float8_e4m3fn,
+    "bool": torch.bool,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 GRAIN_BYTES = 4096  # sizes are rounded up to a multiple of it

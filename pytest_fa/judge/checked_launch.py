@@ -11,7 +11,6 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.guards import guard, guard_output
 from pytest_fa.gpu.inputs import Inputs, Output, bits_of, clone, make_inputs, poison, poisoned_output, poisoned_rows
-from pytest_fa.gpu.quantised import Descales
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.wire.commands import Disturbance
 
@@ -33,8 +32,7 @@ class CheckedLaunch:
         self._guarded |= {name: guard_output(poisoned_rows(inputs).flatten()) for name in more}
         # Which every call writes, too, [batch, heads, seq_q] float32 each.
         self.more_buffers = {name: self._guarded[name].tensor.view(inputs.q.shape[:3]) for name in more}
-        q, k, v, *descales = (self._guarded[name].tensor for name in inputs.parts)
-        self.inputs = inputs._replace(q=q, k=k, v=v, descales=Descales(*descales) if descales else None)
+        self.inputs = inputs.with_parts({name: self._guarded[name].tensor for name in inputs.parts})
 
     @classmethod
     def of_case(cls, candidate: Candidate, case: Case, device: torch.device, more: tuple[str, ...]) -> Self:

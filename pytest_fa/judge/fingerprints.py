@@ -14,7 +14,7 @@ def fingerprints(
     inputs: Inputs,
     out: torch.Tensor,  # [batch, heads, seq_q, head_dim or seq_k]
 ) -> Fingerprints:
-    """Return the hashes of q, k and v with their descales, and of the output.  The layout in memory does not matter."""
+    """Return the hashes of all input tensors, and of the output.  The layout in memory does not matter."""
     return Fingerprints(sha256_of(*inputs.parts.values()), sha256_of(out))
 
 

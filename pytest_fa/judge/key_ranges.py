@@ -60,11 +60,11 @@ def likely_ranges(
     if inputs.k.shape[2] <= _STEP:
         return
     selection = _worst_rows(out, predictor.truth.out)
-    sums = _sums_by_block(predictor, selection)
+    sums, sinks = _sums_by_block(predictor, selection), predictor.sink_weights(selection)[0, 0]
     rows = selection.of(out)[0, 0]  # [rows, d]
     ranges = _tiles(inputs.k.shape[2], inputs.q.device)
     for kind, counts in COUNTS.items():
-        start, stop = _best_range(rows, sums, ranges, counts)
+        start, stop = _best_range(rows, sums, ranges, counts, sinks)
         if not (stop == inputs.k.shape[2] and kind == "missing" and start == 0):
             yield key_range_mistake(kind, start, stop, inputs)
 
@@ -98,13 +98,14 @@ def _tiles(keys: int, device: torch.device) -> torch.Tensor:
 
 
 def _best_range(
-    rows: torch.Tensor, sums: torch.Tensor, ranges: torch.Tensor, counts: tuple[int, int]
+    rows: torch.Tensor, sums: torch.Tensor, ranges: torch.Tensor, counts: tuple[int, int], sinks: torch.Tensor
 ) -> tuple[int, int]:
     """The range with the smallest remaining error, if P V and the row sum count its keys `counts` times."""
     total = sums[:, -1:]  # [rows, 1, d + 1]
     of_range = sums[:, -(-ranges[:, 1] // _STEP)] - sums[:, ranges[:, 0] // _STEP]  # [rows, ranges, d + 1]
     numerator = total[..., :-1] + (counts[0] - 1) * of_range[..., :-1]
-    divisor = (total[..., -1:] + (counts[1] - 1) * of_range[..., -1:]).clamp_min(1e-300)
+    divisor = total[..., -1:] + (counts[1] - 1) * of_range[..., -1:] + sinks[:, None, None]
+    divisor = divisor.clamp_min(1e-300)
     remaining = (numerator / divisor - rows[:, None]).square().sum((0, 2))
     start, stop = ranges[int(remaining.argmin())].tolist()
     return int(start), int(stop)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.mistake import Mistake, Positions, exponentials
+from pytest_fa.attention.mistake import Mistake, Positions, Weigh, exponentials
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.float32_error import UNIT, Float32Error
@@ -108,7 +108,20 @@ class Predictor:
         """P = exp(S - max) of the selection for these scores, which are scaled, [b, h, rows, keys]."""
         inputs = self.inputs
         positions = self._positions(inputs, Mistake(""), selection)
-        return exponentials(parts.changed_scores(inputs, scores, positions), _hidden(inputs, Mistake(""), positions))
+        changed = parts.changed_scores(inputs, scores, positions)
+        hidden, sinks = _hidden(inputs, Mistake(""), positions), parts.sinks(inputs, positions)
+        return _weighed(lambda *each: (exponentials(*each),) * 2, changed, hidden, sinks)[0]
+
+    def sink_weights(self, selection: Selection) -> torch.Tensor:
+        """The sum of P over the sinks of the selection, to the maximum of `weights`, [b, h, rows]; 0 without any."""
+        inputs = self.inputs
+        positions = self._positions(inputs, Mistake(""), selection)
+        p = self.weights(selection)
+        if (sinks := parts.sinks(inputs, positions)) is None:
+            return torch.zeros_like(p[..., 0])
+        row_sums = self.row_sums(selection)
+        ratio = (sinks.logsumexp(-1) - row_sums).exp()  # of the sinks' weight to that of the keys
+        return torch.where(row_sums == -math.inf, 1.0, ratio * p.sum(-1))
 
     def row_sums(self, selection: Selection) -> torch.Tensor:
         """The log of the sum of exp(S) of the selection without any mistake, [b, h, rows]; -inf without a key."""
@@ -128,9 +141,10 @@ class Predictor:
         positions, precision = self._positions(inputs, mistake, selection), self._precision
         hidden = _hidden(inputs, mistake, positions)
         change = mistake.score or partial(parts.changed_scores, inputs)
+        sinks = mistake.sinks(positions) if mistake.sinks else parts.sinks(inputs, positions)
 
         def softmax(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return mistake.weigh(change(scores, positions), hidden)
+            return _weighed(mistake.weigh, change(scores, positions), hidden, sinks)
 
         scores = self._scores(inputs, operands)
         return truth_of_rows(selection.of(inputs.q), operands, softmax, precision, scores)
@@ -157,16 +171,29 @@ class Predictor:
     def _positions(self, inputs: Inputs, mistake: Mistake, selection: Selection) -> Positions:
         keys = torch.arange(inputs.k.shape[2], device=inputs.q.device)
         seq_k = (self.inputs if mistake.arrange is None else inputs).k.shape[2]  # without keys past the end
-        return Positions(selection.queries[:, None], keys, inputs.q.shape[2], seq_k, selection.heads)
+        return Positions(selection.queries[:, None], keys, inputs.q.shape[2], seq_k, selection.heads, selection.batches)
 
 
 def _hidden(inputs: Inputs, mistake: Mistake, positions: Positions) -> torch.Tensor:
-    """The keys that a wrong kernel hides, [rows, keys]."""
+    """The keys that a wrong kernel hides, [rows, keys] or with batch and heads."""
     return mistake.hide(positions) if mistake.hide else all_hidden(inputs, positions)
 
 
+def _weighed(
+    weigh: Weigh, scores: torch.Tensor, hidden: torch.Tensor, sinks: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """P of the keys and the divisor; to `weigh`, sinks are visible keys behind the last one."""
+    if sinks is None:
+        return weigh(scores, hidden)
+    keys, sinks = scores.shape[3], sinks.expand(*scores.shape[:3], -1)
+    hidden = hidden.expand(*scores.shape)
+    seen = torch.zeros(sinks.shape, dtype=torch.bool, device=sinks.device)
+    p, divisor = weigh(torch.cat([scores, sinks], -1), torch.cat([hidden, seen], -1))
+    return p[..., :keys], divisor
+
+
 def all_hidden(inputs: Inputs, positions: Positions) -> torch.Tensor:
-    """The keys that the parts of attention hide, [rows, keys]."""
+    """The keys that the parts of attention hide, [rows, keys] or with batch and heads."""
     hidden = parts.hidden_keys(inputs, positions)
     return positions.nothing_hidden if hidden is None else hidden
 

@@ -32,11 +32,13 @@ def other_kinds(inputs: Inputs) -> Iterator[Mistake]:
         for size in sorted({size + more for size in WINDOWS for more in (0, 1)}):
             yield from _windows(inputs, shift, size)
     words = "exp(0 - max) is added to the row sum: a key of zeros is counted, or an attention sink of 0 is on"
-    yield Mistake(f"{words}{remark('sink')}", weigh=_with_sink)
+    if not _has(inputs, "sink"):
+        yield Mistake(f"{words}{remark('sink')}", weigh=_with_sink)
     for cap in () if _has(inputs, "softcap") else SOFT_CAPS:
         words = f"the scores are {cap} tanh(S / {cap}): a soft cap of {cap} is on{remark('softcap')}"
         yield Mistake(words, score=partial(_soft_capped, inputs, cap))
-    yield from _alibi(inputs)
+    if not _has(inputs, "alibi"):
+        yield from _alibi(inputs)
 
 
 def _has(inputs: Inputs, name: str) -> bool:
@@ -116,7 +118,7 @@ def likely_windows(
 def sinks(out: torch.Tensor, right: Truth, predictor: Predictor, selection: Selection) -> tuple[str, Truth] | None:
     """The score of a sink of each head that explains a selection best: words and result; None without enough rows."""
     batches, heads, rows = out.shape[:3]
-    if batches * rows < MIN_SINK_ROWS:
+    if batches * rows < MIN_SINK_ROWS or _has(predictor.inputs, "sink"):
         return None
     row_sum = predictor.row_sums(selection)  # log, [batch, heads, rows]
     power, product = right.out.square().sum(-1), (out * right.out).sum(-1)

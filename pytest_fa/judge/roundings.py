@@ -92,7 +92,8 @@ def half_sums(predictor: Predictor, selection: Selection, step: int = STEP) -> I
     name = DTYPE_NAMES[dtype]
     v = of_heads(inputs.v, inputs.q, selection).double()
     exact = predictor.weights(selection)
-    sums = exact.sum(-1, keepdim=True)
+    of_sinks = predictor.sink_weights(selection)[..., None]
+    sums = exact.sum(-1, keepdim=True) + of_sinks
 
     def truth_of(products: torch.Tensor, sums: torch.Tensor) -> Truth:
         out = torch.where(sums > 0, products / sums, 0.0)
@@ -111,9 +112,9 @@ def half_sums(predictor: Predictor, selection: Selection, step: int = STEP) -> I
     )
     p = predictor.weights_of(scores * inputs.scale, selection)
     remedy = f"{remedy}, or declare `rounds: [s]` if you mean S to be in {name}"
-    yield f"Q K^T is accumulated in {name}: {remedy}", truth_of(p @ v, p.sum(-1, keepdim=True))
+    yield f"Q K^T is accumulated in {name}: {remedy}", truth_of(p @ v, p.sum(-1, keepdim=True) + of_sinks)
     products = _accumulated(p.to(dtype).double(), v, dtype, step)
-    yield f"Q K^T and P V are accumulated in {name}: {remedy}", truth_of(products, p.sum(-1, keepdim=True))
+    yield f"Q K^T and P V are accumulated in {name}: {remedy}", truth_of(products, p.sum(-1, keepdim=True) + of_sinks)
 
 
 def _split_sizes(keys: int) -> list[int]:

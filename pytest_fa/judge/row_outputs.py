@@ -87,7 +87,8 @@ def _block(
         scores = parts.changed_scores(inputs, products, positions)
         return scores if hidden is None else scores.masked_fill(hidden, -math.inf)
 
-    return ScoreBlock(inputs.q[:, :, rows].double(), k, inputs.scale, seen, inputs.output_dtype, rounds, policy)
+    q, sinks = inputs.q[:, :, rows].double(), parts.sinks(inputs, positions)
+    return ScoreBlock(q, k, inputs.scale, seen, inputs.output_dtype, rounds, policy, sinks)
 
 
 def _where(title: str, rows: torch.Tensor, truth: RowTruth) -> str:

@@ -20,7 +20,7 @@ LARGEST_WORDS = "the row maximum starts at a finite number, or is not subtracted
 
 
 class RowScores(NamedTuple):
-    """Figures of some rows, [batch, heads, rows] each; -inf in a row that sees no key."""
+    """Figures of some rows, [batch, heads, rows] each, sinks among the scores; -inf in a row without any."""
 
     selection: Selection
     largest: torch.Tensor
@@ -40,7 +40,11 @@ def row_scores(inputs: Inputs) -> RowScores:
     positions = positions_of(inputs, queries)
     hidden = all_hidden(inputs, positions)
     scores = parts.changed_scores(inputs, scores, positions).masked_fill(hidden, -math.inf)
-    return RowScores(selection, scores.amax(-1), scores.logsumexp(-1), hidden, scores)
+    largest, logsumexp = scores.amax(-1), scores.logsumexp(-1)
+    if (sinks := parts.sinks(inputs, positions)) is not None:
+        largest = largest.maximum(sinks.amax(-1))
+        logsumexp = logsumexp.logaddexp(sinks.logsumexp(-1))
+    return RowScores(selection, largest, logsumexp, hidden, scores)
 
 
 def positions_of(inputs: Inputs, queries: torch.Tensor) -> Positions:

@@ -95,8 +95,7 @@ class PropertySubject:
 
     def visible_call(self, inputs: Inputs) -> tuple[Inputs, Output]:
         """Copies of inputs, and an output filled with NaN, in memory that the candidate sees directly."""
-        descales = inputs.descales and inputs.descales.map(self.visible)
-        return inputs.map(self.visible)._replace(descales=descales), self.visible_output(inputs)
+        return inputs.map_all(self.visible), self.visible_output(inputs)
 
     def views_of(self, inputs: Inputs, output: Output) -> CallViews:
         """The views of a call's arguments."""

@@ -255,27 +255,32 @@ def block_positions(inputs: Inputs, block: slice) -> Positions:
 
 
 def hidden_keys(inputs: Inputs, block: slice) -> torch.Tensor | None:
-    """The mask of a block of queries, [rows, seq_k]: True where a key is hidden; None without a mask."""
+    """The mask of a block of queries, [rows, seq_k] or with batch and heads: True where a key is hidden, or None."""
     return parts.hidden_keys(inputs, block_positions(inputs, block))
 
 
 def _softmax_of(inputs: Inputs, block: slice) -> Softmax:
     """The softmax of a block of queries: of their scores, as the parts of attention change them."""
     positions = block_positions(inputs, block)
-    hidden = parts.hidden_keys(inputs, positions)
-    return lambda scores: _softmax_parts(parts.changed_scores(inputs, scores, positions), hidden)
+    hidden, sinks = parts.hidden_keys(inputs, positions), parts.sinks(inputs, positions)
+    return lambda scores: _softmax_parts(parts.changed_scores(inputs, scores, positions), hidden, sinks)
 
 
-def _softmax_parts(scores: torch.Tensor, hidden: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """P = exp(S - max) and its row sums; both are zero in a row that sees no key."""
+def _softmax_parts(
+    scores: torch.Tensor, hidden: torch.Tensor | None, sinks: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """P = exp(S - max) and its row sums, in which sinks count; both are zero in a row without any of them."""
     if hidden is not None:
         scores = scores.masked_fill(hidden, float("-inf"))
     if scores.shape[-1] == 0:
         return scores, scores.sum(-1, keepdim=True)
     row_max = scores.amax(-1, keepdim=True)
+    if sinks is not None:
+        row_max = row_max.maximum(sinks.amax(-1, keepdim=True))
     row_max = row_max.masked_fill(row_max == float("-inf"), 0.0)
     p = torch.exp(scores - row_max)
-    return p, p.sum(-1, keepdim=True)
+    row_sum = p.sum(-1, keepdim=True)
+    return p, row_sum if sinks is None else row_sum + torch.exp(sinks - row_max).sum(-1, keepdim=True)
 
 
 def _divide(numerator: torch.Tensor, row_sum: torch.Tensor) -> torch.Tensor:

@@ -152,7 +152,8 @@ class TruthStore:
         It is computed from a private copy, and so is the key: a variant may write into the memory of its inputs, and
         must not make the judge store a result under the key of other data.
         """
-        if not self._most_bytes or sum(tensor.numel() * tensor.itemsize for tensor in inputs[:3]) > MAX_INPUT_BYTES:
+        size_bytes = sum(tensor.nbytes for tensor in inputs.parts.values())
+        if not self._most_bytes or size_bytes > MAX_INPUT_BYTES:
             return compute(inputs)
         own = clone(inputs)
         key = (*what, _key_of(own))
@@ -180,7 +181,7 @@ def _key_of(inputs: Inputs) -> tuple[object, ...]:
     tensors, q = inputs.parts.values(), inputs.q
     shapes = tuple(tuple(tensor.shape) for tensor in tensors)
     dtypes = q.dtype, inputs.output_dtype
-    return sha256_of(*tensors), shapes, *dtypes, str(q.device), inputs.scale, *inputs.words.items()
+    return sha256_of(*tensors), *inputs.parts, shapes, *dtypes, str(q.device), inputs.scale, *inputs.words.items()
 
 
 def _versions(tensors: tuple[torch.Tensor, ...]) -> tuple[int, ...]:

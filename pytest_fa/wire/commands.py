@@ -17,7 +17,7 @@ from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.ranges import Natural
 from pytest_fa.records.timing import LaunchedKernel, NodeTime, Order
 
-ViewDtype = Literal["float16", "bfloat16", "float32", "uint8", "float8_e4m3fn"]
+ViewDtype = Literal["float16", "bfloat16", "float32", "uint8", "float8_e4m3fn", "bool"]
 Disturbance = Literal["poison_smem", "occupy", "clean_l2"]  # methods of `DeviceTools`, run before a call
 
 
@@ -62,14 +62,15 @@ class CallViews(msgspec.Struct, frozen=True, array_like=True):
 class Series(msgspec.Struct, frozen=True):
     """Calls of one shape that differ in where their tensors begin.
 
-    `first` has every tensor at its lowest offset.  Call i reads q, k and v `shifts[i]` elements further on, and writes
-    `outs[out_of[i]]`.
+    `first` has every tensor at its lowest offset.  Call i reads q, k, v and the tensors named in `moved` `shifts[i]`
+    elements further on, and writes `outs[out_of[i]]`.
     """
 
     first: CallViews
     outs: tuple[View, ...]
-    shifts: tuple[tuple[int, int, int], ...]
+    shifts: tuple[tuple[int, ...], ...]
     out_of: tuple[int, ...]
+    moved: tuple[str, ...] = ()
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------

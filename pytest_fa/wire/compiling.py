@@ -34,7 +34,14 @@ COMPILE_SECONDS = 290.0  # less than the 300 s after which the judge's caller en
 ALIGNED_BYTES = 16  # compilers make other code for tensors that begin at no multiple of this
 # Packages that compile at the first call, as `sys.modules` names them once a variant has imported them.
 COMPILERS = ("triton", "torch._dynamo", "torch._inductor", "numba", "cutlass", "tilelang", "cupy", "taichi", "jax")
-_ITEM_BYTES: dict[ViewDtype, int] = {"uint8": 1, "float8_e4m3fn": 1, "float16": 2, "bfloat16": 2, "float32": 4}
+_ITEM_BYTES: dict[ViewDtype, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "float8_e4m3fn": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+}
 
 Signature = tuple[object, ...]
 

@@ -113,9 +113,9 @@ MANIFESTS = (
     ),
     Mistake(
         "A",
-        PLAIN.replace("head_dim", "sinks: true, head_dim"),
-        "unknown key 'sinks' in supports: an attention sink is not judged; judge the kernel without sinks, or with "
-        "--fa-truth against a truth of your own; drop the key",
+        PLAIN.replace("head_dim", "dropout: 0.1, head_dim"),
+        "unknown key 'dropout' in supports: dropout is not judged; judge the kernel with a probability of 0; drop the "
+        "key",
     ),
     Mistake(
         "B",

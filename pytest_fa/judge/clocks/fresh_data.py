@@ -1,8 +1,8 @@
 """`FreshData`: the buffers of timed calls, in which every call reads data of its own and may be checked afterwards.
 
-q, k and v of a call are views into random buffers, at secret offsets that are multiples of 128 bytes.  The buffers are
-filled anew for each sample.  A result that was kept from an earlier call is therefore wrong, whatever it was kept by.
-The judge has a private copy of the buffers, by which it computes truth.
+In each call, q, k, v and the tensors of parts of attention are views into random buffers, at secret offsets that are
+multiples of 128 bytes.  The buffers are filled anew for each sample.  A result that was kept from an earlier call is
+therefore wrong, whatever it was kept by.  The judge has a private copy of the buffers, by which it computes truth.
 
 `draw` makes new data in the judge's own memory, and `publish` copies them to where the candidate sees them.  The
 judge's clock starts before `publish`: work that begins as soon as the data are there is inside the time.
@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 import torch
 
+from pytest_fa.attention import parts
 from pytest_fa.catalog.case import Case
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.device import synchronize
 from pytest_fa.gpu.guards import NAN_PATTERN
-from pytest_fa.gpu.inputs import Inputs, bits_of, poison, poisoned_output
+from pytest_fa.gpu.inputs import Inputs, at_places, bits_of, descale_keywords, poison, poisoned_output
 from pytest_fa.gpu.quantised import Descales, fill_random
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.clocks.gaps import Gaps
@@ -69,7 +70,9 @@ def stacked(written: list[Written]) -> tuple[Inputs, torch.Tensor]:
     q, k, v = (torch.cat(tensors) for tensors in zip(*(each[:3] for each in inputs), strict=True))
     listed = [each.descales for each in inputs if each.descales is not None]
     descales = Descales(*(torch.cat(tensors) for tensors in zip(*listed, strict=True))) if listed else None
-    return inputs[0]._replace(q=q, k=k, v=v, descales=descales), torch.cat([head.out for head in written])
+    extra = {name: torch.cat([each.extra[name] for each in inputs]) for name in inputs[0].extra}
+    stacked_inputs = inputs[0]._replace(q=q, k=k, v=v, descales=descales, extra=extra)
+    return stacked_inputs, torch.cat([head.out for head in written])
 
 
 def output_count(output: torch.Tensor, l2_bytes: int | None) -> int:
@@ -85,7 +88,8 @@ class FreshData:
         self._random = random.Random(secrets.randbits(128))  # noqa: S311  # seeded with what no candidate knows
         self._generator = torch.Generator(device=candidate.device)
         self._like = inputs
-        self._private = [_slack_buffer(tensor) for tensor in inputs[:3]]
+        self._moved = dict(zip("qkv", inputs[:3], strict=True)) | dict(inputs.extra)  # what is elsewhere in each call
+        self._private = [_slack_buffer(tensor) for tensor in self._moved.values()]
         self._shared = [self._visible(buffer) for buffer in self._private]
         self._descales = inputs.descales and inputs.descales.map(lambda x: self._visible(x.flatten()).view(x.shape))
         self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > l2_bytes // 4
@@ -126,23 +130,20 @@ class FreshData:
     def series(self, count: int, outs: list[torch.Tensor] | None = None) -> Series:
         """`count` calls at secret offsets, which write the outputs in a secret order."""
         targets = outs or self.outs
-        starts = self._views(self._shared)
-        q, k, v = starts
-        inputs = self._like._replace(q=q, k=k, v=v, descales=self._descales)
+        starts = dict(zip(self._moved, self._views(self._shared), strict=True))
+        others = {} if self._descales is None else descale_keywords(self._descales)
+        inputs = self._like.with_parts({**starts, **others})
         first_views = self.candidate.views_of(inputs, targets[0], self._workspace_of)
         steps = RANGE_BYTES // OFFSET_BYTES
-        elements = OFFSET_BYTES // q.element_size()
-        shifts = tuple(
-            (self._step(steps, elements), self._step(steps, elements), self._step(steps, elements))
-            for _ in range(count)
-        )
+        elements = [OFFSET_BYTES // start.element_size() for start in starts.values()]
+        shifts = tuple(tuple(self._random.randrange(steps) * each for each in elements) for _ in range(count))
         order = list(range(len(targets)))
         out_of: list[int] = []
         while len(out_of) < count:
             self._random.shuffle(order)
             out_of += order
         views: tuple[View, ...] = tuple(self.candidate.lending.lend(targets))
-        return Series(first_views, views, shifts, tuple(out_of[:count]))
+        return Series(first_views, views, shifts, tuple(out_of[:count]), tuple(self._like.extra))
 
     def _workspace_of(self, size_bytes: int) -> torch.Tensor:
         """A workspace, [size_bytes] uint8, that the candidate sees; `redraw` fills it with NaN."""
@@ -161,8 +162,13 @@ class FreshData:
         for workspace in self._workspaces.values():
             workspace[: len(workspace) // 2 * 2].view(torch.int16).fill_(NAN_PATTERN)
         self._generator.manual_seed(self._random.getrandbits(63))
-        for private in self._private:
-            fill_random(private, self._generator)
+        for name, private in zip(self._moved, self._private, strict=True):
+            if name in self._like.extra:
+                numbers = torch.empty(len(private), device=private.device)
+                parts.tensor_words()[name].fill(name, numbers, self._generator)
+                private.copy_(numbers)
+            else:
+                fill_random(private, self._generator)
         synchronize(self.candidate.device)
 
     def publish(self) -> None:
@@ -176,11 +182,11 @@ class FreshData:
     @functools.cached_property
     def publish_us(self) -> float:
         """The time that `publish` takes, measured between buffers of this process, which no candidate sees."""
-        scratch, times_us = torch.empty_like(max(self._private, key=len)), []
+        scratch, times_us = [torch.empty_like(private) for private in self._private], []
         for _ in range(FILLS):
             start = time.perf_counter_ns()
-            for private in self._private:
-                scratch[: len(private)].copy_(private)
+            for target, private in zip(scratch, self._private, strict=True):
+                target.copy_(private)
             synchronize(self.candidate.device)
             times_us.append((time.perf_counter_ns() - start) / 1000)
         size_bytes = sum(private.nbytes for private in self._private)
@@ -189,7 +195,7 @@ class FreshData:
 
     def require_untouched(self) -> None:
         """Raise `WrongResult` if a timed call changed its inputs."""
-        for name, private, shared in zip("qkv", self._private, self._shared, strict=True):
+        for name, private, shared in zip(self._moved, self._private, self._shared, strict=True):
             if not torch.equal(bits_of(private), bits_of(shared)):
                 raise WrongResult("inputs", f"the kernel changed its input {name} while it was timed")
         for name, private, shared in zip("qkv", self._like.descales or (), self._descales or (), strict=False):
@@ -203,17 +209,21 @@ class FreshData:
         """
         address = outs[place.slot].data_ptr()
         last = next(index for index in reversed(range(count)) if outs[series.out_of[index]].data_ptr() == address)
-        q, k, v = (
+        q, k, v, *more = (
             start.as_strided(start.shape, start.stride(), start.storage_offset() + shift)
             for start, shift in zip(self._views(self._private), series.shifts[last], strict=True)
         )
+        batches, heads = (torch.tensor([index], device=q.device) for index in (place.batch, place.head))
+        extra = {
+            name: at_places(tensor, batches, heads).clone() for name, tensor in zip(series.moved, more, strict=True)
+        }
         of_keys = place._replace(head=place.head * k.shape[1] // q.shape[1])
         places = (place, of_keys, of_keys)
         q, k, v = (where.head_in(tensor).clone() for where, tensor in zip(places, (q, k, v), strict=True))
         descales = self._like.descales and Descales(
             *(where.head_in(tensor).clone() for where, tensor in zip(places, self._like.descales, strict=True))
         )
-        return self._like._replace(q=q, k=k, v=v, descales=descales)
+        return self._like._replace(q=q, k=k, v=v, descales=descales, extra=extra)
 
     def any_place(self, series: Series, count: int, outs: list[torch.Tensor]) -> Place:
         """A head, chosen at random, of one of the outputs that `count` calls write."""
@@ -228,14 +238,11 @@ class FreshData:
                 return Place(slot, int(places[0, 0]), int(places[0, 1]))
         return None
 
-    def _step(self, steps: int, elements: int) -> int:
-        return self._random.randrange(steps) * elements
-
     def _views(self, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
-        """q, k and v at the beginning of their buffers."""
+        """What is elsewhere in each call, at the beginning of its buffer."""
         return [
             buffer.as_strided(like.shape, like.stride(), buffer.storage_offset())
-            for buffer, like in zip(buffers, self._like[:3], strict=True)
+            for buffer, like in zip(buffers, self._moved.values(), strict=True)
         ]
 
     def _visible(self, buffer: torch.Tensor) -> torch.Tensor:

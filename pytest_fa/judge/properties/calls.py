@@ -45,7 +45,10 @@ def new_shape(subject: PropertySubject) -> None:
 
 def _merged(inputs: Inputs) -> Inputs:
     """The same memory, with batches as heads of one batch."""
-    return inputs.map(_one_batch)._replace(descales=inputs.descales and inputs.descales.map(_one_batch))
+    batch, heads = inputs.q.shape[:2]
+    extra = {name: tensor.expand(batch, heads, -1, -1).flatten(0, 1)[None] for name, tensor in inputs.extra.items()}
+    descales = inputs.descales and inputs.descales.map(_one_batch)
+    return inputs.map(_one_batch)._replace(descales=descales, extra=extra)
 
 
 def _one_batch(tensor: torch.Tensor) -> torch.Tensor:
@@ -157,8 +160,7 @@ def other_device(subject: PropertySubject) -> None:
     if torch.cuda.device_count() < 2:  # noqa: PLR2004
         raise UnsupportedCase("needs two GPUs")
     inputs = subject.inputs()
-    descales = inputs.descales and inputs.descales.map(lambda tensor: tensor.to("cuda:1"))
-    on_gpu_1 = inputs.map(lambda tensor: tensor.to("cuda:1"))._replace(descales=descales)
+    on_gpu_1 = inputs.map_all(lambda tensor: tensor.to("cuda:1"))
     subject.call(inputs)
     with torch.cuda.device(0):
         out = subject.call(on_gpu_1)

@@ -19,7 +19,8 @@ def cut(subject: PropertySubject, inputs: Inputs, keys: int) -> Inputs | None:
     if any(end > tensor.shape[2] for end, tensor in zip(ends, inputs[:3], strict=True)):
         return None
     q, k, v = (_stored_like(tensor[:, :, :end], tensor) for tensor, end in zip(inputs[:3], ends, strict=True))
-    return inputs._replace(q=q, k=k, v=v)
+    queries, of_keys = (torch.arange(end, device=q.device) for end in ends[:2])
+    return inputs._replace(q=q, k=k, v=v, extra=inputs.extra_at(queries=queries, keys=of_keys))
 
 
 def lengths(subject: PropertySubject, queries: int, keys: int) -> tuple[int, int, int]:

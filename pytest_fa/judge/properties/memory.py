@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from pytest_fa.attention import parts
 from pytest_fa.errors import LacksMemory, UnsupportedCase, WrongResult
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.properties.cut import cut, has_heads_last, lengths
@@ -62,8 +63,10 @@ def different_strides(subject: PropertySubject) -> None:
     q, k, v = (_with_own_strides(tensor, place, unit) for place, tensor in enumerate(inputs[:3]))
     output = subject.output(inputs)
     moved = output._replace(out=_with_own_strides(output.out, 3, unit))
+    strided = inputs._replace(q=q, k=k, v=v)
+    strided = _with_matrices(strided, lambda tensor: _with_own_strides(tensor, 4, unit))
     words = " (each tensor has strides of its own, with NaN in its gaps: is each read and written with its own?)"
-    subject.require_right("different_strides", subject.call(inputs._replace(q=q, k=k, v=v), moved), inputs, words)
+    subject.require_right("different_strides", subject.call(strided, moved), inputs, words)
 
 
 def expanded_heads(subject: PropertySubject) -> None:
@@ -106,7 +109,9 @@ def many_queries(subject: PropertySubject) -> None:
     q, k, v = (_repeated(tensor[:1, :1], end) for tensor, end in zip(inputs[:3], ends, strict=True))
     q[:, :, -1] = q[:, :, 0].flip(-1)
     descales = inputs.descales and inputs.descales.map(lambda descale: descale[:1, :1].contiguous())
-    many = inputs._replace(q=q, k=k, v=v, descales=descales)
+    first, queries, keys = torch.zeros(1, dtype=torch.long), torch.arange(ends[0]), torch.arange(ends[1])
+    extra = _extra_at(inputs, batches=first, heads=first, queries=queries % inputs.q.shape[2], keys=keys)
+    many = inputs._replace(q=q, k=k, v=v, descales=descales, extra=extra)
     subject.require_right("many_queries", subject.call(many), many)
 
 
@@ -162,10 +167,18 @@ def _require_right_in(name: str, subject: PropertySubject, move: Restride, words
     `words` say where they are then.
     """
     inputs = subject.inputs()
-    placed = inputs.map(move)
+    placed = _with_matrices(inputs.map(move), move)
     output = subject.output(inputs)
     moved = output._replace(out=move(output.out))
     subject.require_right(name, subject.call(placed, moved), inputs, f" ({words})")
+
+
+def _with_matrices(inputs: Inputs, move: Restride) -> Inputs:
+    """The inputs with those tensors of parts moved that are no vectors, which are dense in each call."""
+    extra = {
+        name: tensor if parts.tensor_form(name).is_vector else move(tensor) for name, tensor in inputs.extra.items()
+    }
+    return inputs._replace(extra=extra)
 
 
 def _require_right_expanded(name: str, subject: PropertySubject, dim: int) -> None:
@@ -204,11 +217,19 @@ def _require_right_for_many(name: str, subject: PropertySubject, batches: int, h
     descales = inputs.descales and inputs.descales.map(
         lambda descale: descale[:1, :1].expand(batches, heads).contiguous()
     )
-    many = inputs._replace(q=q, k=k, v=v, descales=descales)
+    rows, of_keys = (torch.arange(end) for end in ends[:2])
+    of_batches, of_heads = torch.arange(batches) % inputs.q.shape[0], torch.arange(heads) % inputs.q.shape[1]
+    extra = _extra_at(inputs, batches=of_batches, heads=of_heads, queries=rows, keys=of_keys)
+    many = inputs._replace(q=q, k=k, v=v, descales=descales, extra=extra)
     subject.require_right(name, subject.call(many), many)
 
 
 # -- tensors at other strides -----------------------------------------------------------------------------------------
+
+
+def _extra_at(inputs: Inputs, **places: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors of parts for these batches, heads, queries and keys."""
+    return inputs.extra_at(**{axis: places_of_axis.to(inputs.q.device) for axis, places_of_axis in places.items()})
 
 
 def _repeated(tensor: torch.Tensor, length: int) -> torch.Tensor:

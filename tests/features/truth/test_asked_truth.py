@@ -80,6 +80,12 @@ def without_mask(q, k, v, *, scale):
     return truth(q, k, v, scale=scale, causal=False)
 
 
+def with_sink(q, k, v, *, scale, sink):
+    assert (sink.shape, sink.dtype) == (q.shape[1:2], torch.float64)
+    scores = torch.cat([q @ k.transpose(2, 3) * scale, sink[:, None, None].expand(*q.shape[:3], 1)], -1)
+    return torch.softmax(scores, -1)[..., :-1] @ v, scores.logsumexp(-1)
+
+
 hidden_signature = functools.partial(without_mask)
 """
 Ask = Callable[..., Truth]
@@ -119,6 +125,15 @@ def inputs_of(case: str) -> Inputs:
     name, _, factor = case.partition(" x")
     inputs = make_inputs(parse_case(name), torch.device("cpu"))
     return inputs._replace(q=inputs.q * float(factor or 1))
+
+
+def test_functions_get_the_tensors_of_parts(ask: Ask) -> None:
+    """A sink comes as a keyword in float64; a function that does not take it is refused."""
+    case = "b2h6s64d64-fp16-sink-seed0"
+    truth = ask("with_sink", case, max_error=1.0)
+    assert float((truth.out - make_truth(inputs_of(case)).out).abs().max()) < 1e-12
+    with pytest.raises(NoTruth, match="takes no keyword argument `sink`, without which this call cannot be judged"):
+        ask("truth", case, max_error=1.0)
 
 
 @pytest.mark.parametrize(

@@ -32,17 +32,17 @@ from tests.projects import NewProject
 from tests.unit.attention.even_bias import PART
 from tools.docs import list_block
 
-CASE = "b1h2s64d64-fp16-bias2-seed0"
-MASKED = "b1h2s64d64-fp16-causal-bias2-seed0"
+CASE = "b1h2s64d64-fp16-evens2-seed0"
+MASKED = "b1h2s64d64-fp16-causal-evens2-seed0"
 CPU = torch.device("cpu")
 MaskedOrNot = pytest.mark.parametrize("case", [CASE, MASKED])
 
-IGNORES = PYTHON_SOURCE.replace("out=None)", "out=None, bias=0.0, lse=None)")
+IGNORES = PYTHON_SOURCE.replace("out=None)", "out=None, evens=0.0, lse=None)")
 RIGHT = IGNORES.replace(
-    "* scale\n", "* scale\n    scores = scores + bias * (torch.arange(scores.shape[-1]) % 2 == 0)\n"
+    "* scale\n", "* scale\n    scores = scores + evens * (torch.arange(scores.shape[-1]) % 2 == 0)\n"
 ).replace("    return", "    if lse is not None:\n        lse.copy_(torch.logsumexp(scores, -1))\n    return")
 SHIFTED = RIGHT.replace("% 2 == 0", "% 2 == 1")
-CLAIMED = "{device: [cpu], causal: [none, top_left], bias: true}"
+CLAIMED = "{device: [cpu], causal: [none, top_left], evens: true}"
 UNCLAIMED = "{device: [cpu], causal: [none, top_left]}"
 VariantOf = Callable[..., Variant]
 
@@ -81,23 +81,23 @@ def test_an_id_has_the_part(case: str) -> None:
     """The text of the part in an id gives its value, and comes back in the id of the case, also out of JSON."""
     parsed = parse_case(case)
     copy = msgspec.json.decode(msgspec.json.encode(parsed), type=Case)
-    assert (parsed.value_of("bias"), parsed.id, copy.id, copy) == (2.0, case, case, parsed)
+    assert (parsed.value_of("evens"), parsed.id, copy.id, copy) == (2.0, case, case, parsed)
 
 
 def test_a_plain_case_is_as_before() -> None:
     """A case without the part has neither its text nor a field of it."""
     plain = parse_case("b1h2s64d64-fp16-seed0")
-    assert (plain.value_of("bias"), plain.id) == (0.0, "b1h2s64d64-fp16-seed0")
+    assert (plain.value_of("evens"), plain.id) == (0.0, "b1h2s64d64-fp16-seed0")
     assert b"modifiers" not in msgspec.json.encode(plain)
 
 
 def test_other_changes_keep_the_part() -> None:
     """A case with another seed, dtype or field keeps the part; it can be given to a plain case, and taken away."""
     case = parse_case(CASE)
-    assert case.with_seed(3).with_dtype("bf16").id == "b1h2s64d64-bf16-bias2-seed3"
-    assert case.with_fields({"layout": "bshd"}).id == "b1h2s64d64-fp16-bshd-bias2-seed0"
-    assert case.with_fields({"bias": 0.0}).id == "b1h2s64d64-fp16-seed0"
-    assert parse_case("b1h2s64d64-fp16-seed0").with_fields({"bias": 2.0}) == case
+    assert case.with_seed(3).with_dtype("bf16").id == "b1h2s64d64-bf16-evens2-seed3"
+    assert case.with_fields({"layout": "bshd"}).id == "b1h2s64d64-fp16-bshd-evens2-seed0"
+    assert case.with_fields({"evens": 0.0}).id == "b1h2s64d64-fp16-seed0"
+    assert parse_case("b1h2s64d64-fp16-seed0").with_fields({"evens": 2.0}) == case
 
 
 def test_its_work_is_counted() -> None:
@@ -118,15 +118,15 @@ def test_a_process_without_the_part_keeps_its_text() -> None:
     recorded = msgspec.json.encode(parse_case(CASE).with_seed(77))
     parts.remove(PART)
     try:
-        assert msgspec.json.decode(recorded, type=Case).id == "b1h2s64d64-fp16-bias2-seed77"
+        assert msgspec.json.decode(recorded, type=Case).id == "b1h2s64d64-fp16-evens2-seed77"
     finally:
         parts.add(PART)
 
 
 def test_the_form_of_an_id_lists_it() -> None:
     """The message for a malformed id has the part."""
-    with pytest.raises(UsageProblem, match=r"\[-bias2\]-seed<N>"):
-        parse_case("b1h2s64d64-fp16-bias3-seed0")
+    with pytest.raises(UsageProblem, match=r"\[-evens2\]-seed<N>"):
+        parse_case("b1h2s64d64-fp16-evens3-seed0")
 
 
 # -- the manifest -----------------------------------------------------------------------------------------------------
@@ -137,16 +137,16 @@ def test_the_form_of_an_id_lists_it() -> None:
 )
 def test_a_manifest_claims_it(variant_of: VariantOf, claim: str, supported: tuple[float, ...]) -> None:
     """`supports` has the key of the part, with true, false or a list of values."""
-    variant = variant_of(supports=f"{{device: [cpu], bias: {claim}}}")
+    variant = variant_of(supports=f"{{device: [cpu], evens: {claim}}}")
     assert PART.supported(variant.supports) == supported
 
 
 @pytest.mark.parametrize(
     ("supports", "message"),
     [
-        ("{bias: 3}", "supports.bias is 3; allowed are true, false, or a list of 0.0, 2.0"),
-        ("{bias: [1.0]}", "supports.bias is [1.0]; allowed are true, false, or a list of 0.0, 2.0"),
-        ("{biass: true}", "unknown key 'biass' in supports; did you mean 'bias'? (allowed: "),
+        ("{evens: 3}", "supports.evens is 3; allowed are true, false, or a list of 0.0, 2.0"),
+        ("{evens: [1.0]}", "supports.evens is [1.0]; allowed are true, false, or a list of 0.0, 2.0"),
+        ("{evenss: true}", "unknown key 'evenss' in supports; did you mean 'evens'? (allowed: "),
         ("{more: []}", "unknown key 'more' in supports (allowed: "),
     ],
 )
@@ -160,29 +160,36 @@ def test_a_wrong_claim_is_refused(variant_of: VariantOf, supports: str, message:
 def test_a_variant_without_the_claim_refuses_it(variant_of: VariantOf) -> None:
     """A variant whose manifest does not claim the part refuses its cases with the key to write."""
     refusal = variant_of(supports=UNCLAIMED).refuses(parse_case(CASE))
-    expected = "bias is 2.0, supports 0.0 (extend supports.bias if the kernel can)"
-    assert refusal == f"mine does not support b1h2s64d64-fp16-bias2: {expected}"
+    expected = "evens is 2.0, supports 0.0 (extend supports.evens if the kernel can)"
+    assert refusal == f"mine does not support b1h2s64d64-fp16-evens2: {expected}"
     assert variant_of().refuses(parse_case(CASE)) is None
 
 
 def test_claims_are_covered(variant_of: VariantOf) -> None:
     """The cases that judge what a manifest claims have the part, alone and under a mask; without them it is listed."""
-    claims = {(case.causal, case.value_of("bias")) for case in claim_cases(variant_of(), [])}
+    claims = {(case.causal, case.value_of("evens")) for case in claim_cases(variant_of(), [])}
     assert {("none", 2.0), ("top_left", 2.0), ("top_left", 0.0)} <= claims
-    assert "bias: 2.0" in [each.text for each in unjudged(variant_of(), [parse_case("b1h2s64d64-fp16-seed0")])]
-    assert {case.value_of("bias") for case in claim_cases(variant_of(supports=UNCLAIMED), [])} == {0.0}
+    assert "evens: 2.0" in [each.text for each in unjudged(variant_of(), [parse_case("b1h2s64d64-fp16-seed0")])]
+    assert {case.value_of("evens") for case in claim_cases(variant_of(supports=UNCLAIMED), [])} == {0.0}
 
 
 def test_it_is_no_longer_listed_as_not_judged() -> None:
     """What a part of attention knows is not answered with `not judged`; without the part, it is."""
-    assert ("bias" in not_judged.rows(), not_judged.recognised("attn_bias")) == (False, None)
-    parts.remove(PART)
+
+    class Dropout(Part):
+        """A part with a name that is not judged."""
+
+        name = "dropout"
+        supports = "dropout"
+
+    assert not_judged.recognised("dropout_p") is not_judged.rows()["dropout"]
+    assert not_judged.remark("dropout").startswith(", which is not judged: ")
+    parts.add(part := Dropout())
     try:
-        assert not_judged.recognised("attn_bias") is not_judged.rows()["bias"]
-        assert not_judged.remark("bias").startswith(", which is not judged: ")
+        assert ("dropout" in not_judged.rows(), not_judged.recognised("dropout_p")) == (False, None)
+        assert not_judged.remark("dropout") == "; if it is meant, declare `dropout` in `supports`"
     finally:
-        parts.add(PART)
-    assert not_judged.remark("bias") == "; if it is meant, declare `bias` in `supports`"
+        parts.remove(part)
 
 
 # -- the call ---------------------------------------------------------------------------------------------------------
@@ -191,18 +198,18 @@ def test_it_is_no_longer_listed_as_not_judged() -> None:
 def test_a_call_has_its_word() -> None:
     """The word of the part is among the keywords of a call on its case, and of no other call."""
     plain, masked = (make_inputs(parse_case(case), CPU).keywords for case in ("b1h2s64d64-fp16-seed0", MASKED))
-    assert (list(plain), masked["causal"], masked["bias"]) == (["scale", "causal"], "top_left", 2.0)
+    assert (list(plain), masked["causal"], masked["evens"]) == (["scale", "causal"], "top_left", 2.0)
 
 
 def test_another_function_gets_it_by_its_own_name() -> None:
     """`entry.call` passes the word of the part to a parameter of any name; a plain call passes its plain value."""
     values: list[float] = []
 
-    def library(q: object, k: object, v: object, *, score_bias: float, softmax_scale: float) -> object:  # noqa: ARG001
-        values.append(score_bias)
+    def library(q: object, k: object, v: object, *, score_evens: float, softmax_scale: float) -> object:  # noqa: ARG001
+        values.append(score_evens)
         return q
 
-    forward = adapted(library, Call(keywords={"softmax_scale": "scale", "score_bias": "bias"}))
+    forward = adapted(library, Call(keywords={"softmax_scale": "scale", "score_evens": "evens"}))
     for case in (CASE, "b1h2s64d64-fp16-seed0"):
         inputs = make_inputs(parse_case(case), CPU)
         forward(*inputs[:3], **inputs.keywords)
@@ -212,12 +219,12 @@ def test_another_function_gets_it_by_its_own_name() -> None:
 def test_a_function_that_does_not_take_it_is_told_so(variant_of: VariantOf) -> None:
     """A function of a variant that claims the part must have its keyword, and gets the line with the library's name."""
 
-    def library(q: object, k: object, v: object, scale: float, score_bias: float) -> None: ...
+    def library(q: object, k: object, v: object, scale: float, score_evens: float) -> None: ...
 
     problem = signature_problem(library, Entry(target="a:b"), variant_of().passed)
     assert problem is not None
-    assert "bias=bias" in problem
-    assert "arguments: [q, k, v, scale, bias]" in problem
+    assert "evens=evens" in problem
+    assert "arguments: [q, k, v, scale, evens]" in problem
 
 
 def test_a_function_of_this_process_needs_it() -> None:
@@ -226,7 +233,7 @@ def test_a_function_of_this_process_needs_it() -> None:
     def forward(q: object, k: object, v: object, *, scale: float) -> object:  # noqa: ARG001  # never called
         return q
 
-    with pytest.raises(UsageProblem, match="forward takes no keyword `bias`; add it, or drop -bias2"):
+    with pytest.raises(UsageProblem, match="forward takes no keyword `evens`; add it, or drop -evens2"):
         forward_of(forward, parse_case(CASE))
 
 
@@ -265,7 +272,7 @@ def test_a_wrong_log_sum_exp_is_found(variant_of: VariantOf) -> None:
 @pytest.mark.parametrize("name", ["hard_data", "head_independence", "contained_nan", "negative_scale", "new_data"])
 def test_properties_hold_with_the_part(variant_of: VariantOf, name: str) -> None:
     """The properties hold for a right kernel in a case with the part."""
-    result = judged(variant_of(), "b2h3s150d64-fp16-bias2-seed0", name)
+    result = judged(variant_of(), "b2h3s150d64-fp16-evens2-seed0", name)
     assert (result.outcome, result.message) == ("ok", "")
 
 
@@ -389,8 +396,8 @@ def test_a_plain_case_needs_the_first_claim() -> None:
 def test_the_tables_of_the_documentation_have_it() -> None:
     """The tables of ids, and of what can be judged, have a row for the part."""
     ids, judged = (list_block.block(words, Path()) for words in ("tokens", "judged"))
-    assert "| `-bias2` | 2 is added to the scores of every second key |" in ids
-    assert f"| {PART.summary} | yes, not in CUDA sources | `bias`: `0.0`, `2.0` |" in judged
+    assert "| `-evens2` | 2 is added to the scores of every second key |" in ids
+    assert f"| {PART.summary} | yes, not in CUDA sources | `evens`: `0.0`, `2.0` |" in judged
 
 
 REGISTER = "from even_bias import PART\n\nfrom pytest_fa.attention import parts\n\nparts.add(PART)\n"
@@ -405,20 +412,20 @@ def test_a_run_of_pytest_judges_it(new_project: NewProject, tmp_path: Path) -> N
     (tmp_path / "sitecustomize.py").write_text(REGISTER, encoding="utf-8")
     paths = (tmp_path, Path(__file__).parent, Path(pytest_fa.__file__).parents[1])
     env = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTEST_FA_SERVER": str(tmp_path / "none.sock")}
-    assert "-bias2]" in "".join(line.strip() for line in project.run("--help", env=env).outlines)
+    assert "-evens2]" in "".join(line.strip() for line in project.run("--help", env=env).outlines)
     collected = project.suite("--fa-variant=right", "--fa-suite=edge", "--collect-only", "-q", env=env)
-    assert "test_correct[right-b1h2s65d64-fp16-causal-bias2-seed0]" in collected.ids
+    assert "test_correct[right-b1h2s65d64-fp16-causal-evens2-seed0]" in collected.ids
     run = project.suite("--fa-variant=right,ignores,old", f"--fa-case={CASE}", "-k", "test_correct", "-rs", env=env)
     outcomes = {record.variant: (record.outcome, record.case and record.case.id) for record in project.records}
     assert run.ret == 1
     assert outcomes == {"right": ("ok", CASE), "ignores": ("wrong", CASE)}
-    assert "old does not support b1h2s64d64-fp16-bias2: bias is 2.0, supports 0.0" in run.text
+    assert "old does not support b1h2s64d64-fp16-evens2: evens is 2.0, supports 0.0" in run.text
 
 
 def test_a_cuda_source_cannot_claim_what_it_cannot_get(write_variant: WriteVariant, tmp_path: Path) -> None:
     """The C interface has no field for the part, so the manifest of a CUDA source that claims it is refused."""
-    folder = write_variant("mine", manifest=f"{MANIFEST}supports: {{bias: true}}\n", **{"kernel.cu": ""})
+    folder = write_variant("mine", manifest=f"{MANIFEST}supports: {{evens: true}}\n", **{"kernel.cu": ""})
     with pytest.raises(
-        ManifestError, match=r"supports.bias is 0.0, 2.0, but the C interface has no field for it; drop"
+        ManifestError, match=r"supports.evens is 0.0, 2.0, but the C interface has no field for it; drop"
     ):
         read_manifest(folder / "variant.yaml", tmp_path / "kernels")

@@ -331,6 +331,6 @@ def test_a_library_gets_its_own_words() -> None:
 
 
 def test_they_are_no_longer_answered_with_not_judged() -> None:
-    """Windows and caps are judged; a sink is not."""
+    """Windows and caps are judged; dropout is not."""
     assert [not_judged.recognised(name) for name in ("sliding_window", "softcap")] == [None, None]
-    assert not_judged.recognised("sink") is not None
+    assert not_judged.recognised("dropout_p") is not None

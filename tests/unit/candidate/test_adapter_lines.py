@@ -128,6 +128,6 @@ def test_the_message_says_what_is_not_judged(
     write_variant: WriteVariant, tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
     """It names the call, the parameters, what of the function is not judged, the place and the lines."""
-    source = "def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, *, scale, causal=False): pass\n"
+    source = "def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, dropout_p, sinks, *, scale, causal=False): pass\n"
     folder = write_variant("mine", manifest='entry: {target: "entry:forward"}\n', **{"entry.py": source})
     assert snapshot == complaint(folder / "variant.yaml", tmp_path)

@@ -24,7 +24,7 @@ from pytest_fa.catalog.suites import SUITES, factors_of_modifiers, modifiers
 from pytest_fa.catalog.variant import Supports, Variant
 from pytest_fa.errors import UsageProblem
 from tests.factories import variant
-from tests.unit.attention.even_bias import PART as BIAS
+from tests.unit.attention.even_bias import PART as EVENS
 
 MAX_CASES = 60
 Values = dict[str, Any]  # of a case: of its dtype, its head_dim and its parts, by their names
@@ -137,19 +137,19 @@ class Pages(Part):
     words = {"pages": ("pages",)}  # noqa: RUF012  # as `Part` declares it
 
     def impossible(self, case: Shape) -> str | None:
-        """Pages of keys without a bias have no use."""
-        return "pages need a bias" if case.value_of("pages") and not case.value_of("bias") else None
+        """Pages of keys need the other part."""
+        return "pages need evens" if case.value_of("pages") and not case.value_of("evens") else None
 
 
 @pytest.fixture
 def made_up() -> Iterator[None]:
     """Two more parts are on the list; one needs the other."""
     pages = Pages()
-    parts.add(BIAS)
+    parts.add(EVENS)
     parts.add(pages)
     yield
     parts.remove(pages)
-    parts.remove(BIAS)
+    parts.remove(EVENS)
 
 
 @pytest.mark.usefixtures("made_up")
@@ -159,7 +159,7 @@ def test_a_new_part_comes_in_by_itself() -> None:
     possible = check_modifiers(cases)
     assert len(cases) <= MAX_CASES
     assert (("dtype", "e4m3"), ("pages", True)) in possible
-    assert (("bias", 0.0), ("pages", True)) not in possible
+    assert (("evens", 0.0), ("pages", True)) not in possible
 
 
 # -- what a variant claims --------------------------------------------------------------------------------------------

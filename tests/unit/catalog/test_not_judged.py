@@ -26,7 +26,7 @@ def problem_of(write_variant: WriteVariant, text: str) -> str:
 
 # A manifest for each thing, in each place where a user may declare it.
 MANIFESTS = {
-    "supports: {sinks: true}": "sink",
+    "supports: {dropout: true}": "dropout",
     "supports: {attn_bias: true}": "bias",
     entry("keywords: {attn_bias: bias, scale: scale}"): "bias",
     "supports: {attention_mask: true}": "mask",

@@ -99,7 +99,7 @@ class AskedTruth:
 
     def _ask(self, call: _ExactCall, function: str, v: torch.Tensor, *, is_exact: bool) -> _UsersResult:
         """What a function returns.  Raises `NoTruth`."""
-        own, tensors = call.own, [tensor.cpu() for tensor in (call.q, call.k, v)]
+        own, tensors = call.own, [tensor.cpu() for tensor in (call.q, call.k, v, *call.extra.values())]
         question = call.question(function, is_exact=is_exact)
         try:
             memory = memory_of(tensors)
@@ -136,24 +136,26 @@ class _ExactCall:
         heads = exact.q.shape[1]
         self.q, self.k, self.v = exact.q.double(), repeated(exact.k.double(), heads), repeated(exact.v.double(), heads)
         self.scale, self.words = exact.scale, exact.words
+        self.extra = {name: tensor.double() for name, tensor in exact.extra.items()}
         self.keys = max(1, self.k.shape[2])
         self.has_finite_inputs = all(bool(tensor.isfinite().all()) for tensor in (self.q, self.k, self.v))
         self.is_e4m3 = inputs.q.dtype == E4M3
 
     def question(self, function: str, *, is_exact: bool) -> TruthQuestion:
         """The message that asks for one function."""
-        needed = [name for name, value in self.words.items() if value != "none"]
+        needed = [*(name for name, value in self.words.items() if value != "none"), *self.extra]
         return TruthQuestion(
             files=self.own.files,
             sha256=self.own.sha256,
             function=function,
             device=self.q.device.type,
             dtype=str(self.dtype).removeprefix("torch."),
-            shapes=tuple(tuple(tensor.shape) for tensor in (self.q, self.k, self.v)),
+            shapes=tuple(tuple(tensor.shape) for tensor in (self.q, self.k, self.v, *self.extra.values())),
             out_shape=(*self.q.shape[:3], self.v.shape[3]),
             keywords={"scale": self.scale, **self.words},
             needed=(*(["scale"] if self.scale != self.q.shape[3] ** -0.5 else []), *needed),
             is_exact=is_exact,
+            tensors=tuple(self.extra),
         )
 
     @property

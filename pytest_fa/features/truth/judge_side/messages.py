@@ -16,6 +16,8 @@ ELEMENT_BYTES = 8  # float64
 class TruthQuestion(msgspec.Struct, frozen=True):
     """Call one function on q, k and v, which come as float64 tensors of these shapes beside the message.
 
+    After them come the tensors of parts of attention that the `tensors` name, as `part.PartTensor` keeps them.
+
     The function is in the first of the `files`, which imports the others; `sha256` is that of all files together.
     `needed` are the keywords without which the function would compute something else than the call.  `dtype` is that
     of the kernel's output.  `is_exact` asks for float64: the truth, and not the same formula with roundings.
@@ -31,6 +33,7 @@ class TruthQuestion(msgspec.Struct, frozen=True):
     keywords: dict[str, Any]
     needed: tuple[str, ...]
     is_exact: bool
+    tensors: tuple[str, ...] = ()
 
 
 class TruthAnswer(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from pytest_fa.catalog.kernels_folder import MANIFEST
 from pytest_fa.catalog.own_truth import digest_of
 from pytest_fa.errors import FaError
 from pytest_fa.features.truth.judge_side.messages import TruthAnswer, TruthQuestion, memory_of, read_tensors
+from pytest_fa.gpu.inputs import extra_dtype, given_form
 from pytest_fa.wire.channel import Channel
 from pytest_fa.wire.user_traceback import CALL_HINT, explanation_of
 
@@ -66,9 +67,10 @@ def _answer(
     question: TruthQuestion, descriptor: int | None, modules: dict[str, Any], ours: frozenset[str]
 ) -> tuple[TruthAnswer, int | None]:
     try:
-        q, k, v = (tensor.to(question.device) for tensor in read_tensors(descriptor, question.shapes))
+        q, k, v, *kept = (tensor.to(question.device) for tensor in read_tensors(descriptor, question.shapes))
+        more = {name: given_form(name, _of_kind(name, x), q, k) for name, x in zip(question.tensors, kept, strict=True)}
         function = _function(question, modules, ours)
-        outputs = _outputs(_call(function, question, q, k, v), question)
+        outputs = _outputs(_call(function, question, (q, k, v), more), question)
         _require_no_kernel(question.files[0], ours)
     except (Unusable, SystemExit) as problem:
         return TruthAnswer(problem=str(problem) or "ended its process"), None
@@ -114,10 +116,17 @@ def _forget(modules: dict[str, Any], ours: frozenset[str]) -> None:
     modules.clear()
 
 
-def _call(function: UsersFunction, question: TruthQuestion, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:  # noqa: ANN401  # what a user's function returns
+def _of_kind(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A part's tensor, which came in float64, as a function gets it: numbers in float64, masks as bool."""
+    return tensor.bool() if extra_dtype(name, tensor.dtype) == torch.bool else tensor
+
+
+def _call(
+    function: UsersFunction, question: TruthQuestion, qkv: Sequence[torch.Tensor], more: dict[str, torch.Tensor]
+) -> Any:  # noqa: ANN401  # what a user's function returns
     """Call the function with those of the keywords that it takes."""
     words = {name: NoneWord(value) if value == "none" else value for name, value in question.keywords.items()}
-    keywords = {**words, "dtype": getattr(torch, question.dtype)}
+    keywords = {**words, **more, "dtype": getattr(torch, question.dtype)}
     parameters = inspect.signature(function).parameters.values()
     if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
         names = {each.name for each in parameters}
@@ -125,7 +134,7 @@ def _call(function: UsersFunction, question: TruthQuestion, q: torch.Tensor, k: 
             raise Unusable(f"takes no keyword argument `{missing[0]}`, without which this call cannot be judged")
         keywords = {name: value for name, value in keywords.items() if name in names}
     with torch.no_grad():
-        return function(q, k, v, **keywords)
+        return function(*qkv, **keywords)
 
 
 def _require_no_kernel(path: str, ours: frozenset[str]) -> None:
