@@ -13,7 +13,7 @@ BLOCK_M = 128  # queries per tile
 BLOCK_N = 128  # keys per tile
 
 
-def forward(  # noqa: PLR0913  # one argument for each part of attention
+def forward(  # noqa: C901, PLR0913  # an argument and a condition for each part of attention
     q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
     v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim_v]
@@ -25,12 +25,15 @@ def forward(  # noqa: PLR0913  # one argument for each part of attention
     softcap: float = 0.0,  # scores become softcap * tanh(score / softcap); 0 for none
     window_left: int | None = None,  # keys that a query sees before its own position; None for all
     window_right: int | None = None,  # and after it
+    attn_bias: torch.Tensor | None = None,  # [batch, heads, seq_q, seq_k], added to the scores after the cap
+    alibi_slopes: torch.Tensor | None = None,  # [heads] fp32, times the distance of query and key
+    attn_mask: torch.Tensor | None = None,  # [batch, heads, seq_q, seq_k] bool, true where a key is visible
     sink: torch.Tensor | None = None,  # [heads] fp32, a score of each head that has no value
 ) -> torch.Tensor:
     """Return the attention output, [batch, heads, seq_q, head_dim_v]; write it into `out` if that is given.
 
-    If `lse` is given, write log(sum(exp(score))) of each row into it; a sink is part of the sum.  Under a window, the
-    last query stands at the last key.
+    If `lse` is given, write log(sum(exp(score))) of each row into it; a sink is part of the sum.  Under a window,
+    and for ALiBi, the last query stands at the last key.
     All heads are computed at once, one tile of queries after the other.
     """
     out = q.new_empty((*q.shape[:3], v.shape[3])) if out is None else out
@@ -57,8 +60,16 @@ def forward(  # noqa: PLR0913  # one argument for each part of attention
             # soft cap
             if softcap:
                 s = softcap * torch.tanh(s / softcap)
-            # mask
+            # bias
             columns = torch.arange(start_n, start_n + k_tile.shape[2], device=q.device)[None, :]  # [1, n]
+            tile = (..., slice(start_m, start_m + BLOCK_M), slice(start_n, start_n + BLOCK_N))
+            if attn_bias is not None:
+                s = s + attn_bias[tile].float()
+            if alibi_slopes is not None:
+                s = s - alibi_slopes[:, None, None] * (rows + last_aligned - columns).abs()
+            # mask
+            if attn_mask is not None:
+                s = s.masked_fill(~attn_mask[tile], float("-inf"))
             if causal != "none":
                 s = s.masked_fill(columns > rows + shift, float("-inf"))
             if window_left is not None:

@@ -98,6 +98,20 @@ _ROWS = {
         ((r".*", None),),
         is_one_function=True,
     ),
+    "score_mod": UnjudgedKind(
+        "a function of the scores is",
+        r"score_mod|rel_pos",
+        "hand over a bias",
+        ((r".*", None),),
+        is_one_function=True,
+    ),
+    "block_mask": UnjudgedKind(
+        "a mask of blocks or padding is",
+        r"(key_padding|padding|block|prefix)_mask|mask_mod|prefix(_lm)?|block_sparse",
+        "hand over a boolean mask",
+        ((r".*", None),),
+        is_one_function=True,
+    ),
     "dropout": UnjudgedKind(
         "dropout is",
         r"(attn_|attention_)?dropout(_p|_prob|_rate)?|p_dropout",

@@ -326,6 +326,10 @@ class Part:
         """Whether the result of a call changes if one number is added to all scores of a row."""
         return False
 
+    def adds_to_scores(self, inputs: CallInputs) -> bool:  # noqa: ARG002
+        """Whether it adds numbers to the scores, which float32 loses beside scores that are far from 0."""
+        return False
+
     def order_matters(self, inputs: CallInputs) -> bool:  # noqa: ARG002
         """Whether the result of a call changes if its keys and values come in another order."""
         return False

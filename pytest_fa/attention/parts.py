@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention import (
+    alibi,
+    bias,
     causal,
     e4m3,
     grouped_heads,
@@ -14,6 +16,7 @@ from pytest_fa.attention import (
     layout,
     lengths,
     lse,
+    mask,
     scale,
     scores,
     sink,
@@ -36,6 +39,9 @@ PARTS: list[Part] = [
     head_dim_v.PART,
     scale.PART,
     softcap.PART,
+    bias.PART,
+    alibi.PART,
+    mask.PART,
     sink.PART,
     layout.PART,
     scores.PART,
@@ -163,6 +169,11 @@ def sinks(inputs: CallInputs, positions: Positions) -> torch.Tensor | None:
 def level_matters(inputs: CallInputs) -> bool:
     """Whether the result of a call changes if one number is added to all scores of a row."""
     return any(part.level_matters(inputs) for part in PARTS)
+
+
+def adds_to_scores(inputs: CallInputs) -> bool:
+    """Whether a part adds numbers to the scores."""
+    return any(part.adds_to_scores(inputs) for part in PARTS)
 
 
 def order_matters(inputs: CallInputs) -> bool:

@@ -31,7 +31,7 @@ class AttentionSink(Part):
     """One float32 for each query head, in the sum and the maximum of the softmax."""
 
     name = "sink"
-    summary = "an attention sink: a learned score of each head that has no value"
+    summary = "an attention sink: a score of each head without a value"
     tokens = (Choice("sink", (("sink", True),), False),)
     rows = (("`-sink`", "an attention sink for each head: -inf, -50, 0, 3, 12 or 100"),)
     supports = "sink"

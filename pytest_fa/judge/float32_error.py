@@ -78,6 +78,7 @@ def output_error(
     divisor: torch.Tensor,  # [batch, heads, rows, 1] float64, the row sum of P
     v: torch.Tensor,  # [batch, heads, seq_k, head_dim] float64
     slope: torch.Tensor | None,  # [batch, heads, rows, head_dim] float64, d out / d ln S; None without tf32
+    added: torch.Tensor | None = None,  # [batch, heads, rows, seq_k] float64, the scores with a bias; None without one
 ) -> Float32Error:
     """The error of each output element; 0 without keys.
 
@@ -98,6 +99,8 @@ def output_error(
     divisor, size_sum = divisor.where(divisor > 0, 1.0), size_sum.where(size_sum > 0, 1.0)
     out = o / divisor
     of_p = variance + _exp_variance(scores, p)  # [b, h, rows, seq_k], relative
+    if added is not None:
+        of_p = of_p.maximum(variance + _exp_variance(added, p))
     of_sum = ((size / size_sum).square() * of_p).sum(-1, keepdim=True) + sum_variance / size_sum.square()
     total = total + ((p / divisor).square() * of_p) @ v.square() + o_variance / divisor.square()
     total += (of_sum + 4 * UNIT**2) * out.square()
@@ -113,6 +116,8 @@ def _exp_variance(scores: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         return scores
     row_max = scores.masked_fill(p == 0, -math.inf).amax(-1, keepdim=True)
     row_max = row_max.masked_fill(row_max == -math.inf, 0.0)
+    # A sink may be larger than all scores: the largest P is then below 1.
+    row_max = row_max - p.amax(-1, keepdim=True).clamp(SMALLEST, 1.0).log()
     return 3 * UNIT**2 * (scores.square() + row_max.square()) + 2 * FAST_EXP**2
 
 

@@ -14,7 +14,7 @@ from pytest_fa.attention.mistake import Mistake, Positions, Weigh, exponentials
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.float32_error import UNIT, Float32Error
-from pytest_fa.judge.truth import Operands, Precision, Spread, Truth, scaled_scores, truth_of_rows
+from pytest_fa.judge.truth import Operands, Precision, Spread, Truth, added_by, scaled_scores, truth_of_rows
 
 MAX_KEPT = 2**23  # elements of K or V in float64, 64 MB
 
@@ -147,7 +147,8 @@ class Predictor:
             return _weighed(mistake.weigh, change(scores, positions), hidden, sinks)
 
         scores = self._scores(inputs, operands)
-        return truth_of_rows(selection.of(inputs.q), operands, softmax, precision, scores)
+        adds = added_by(inputs, positions)
+        return truth_of_rows(selection.of(inputs.q), operands, softmax, precision, scores, adds)
 
     def _operands(self, inputs: Inputs, selection: Selection) -> Operands:
         """K and V of the selected heads, in float64."""

@@ -119,7 +119,8 @@ def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread
     whole, rows = _empty_truth(inputs.q, operands), rows_per_block(inputs)
     for start in range(0, inputs.q.shape[2], rows):
         block = slice(start, min(start + rows, inputs.q.shape[2]))
-        part = truth_of_rows(inputs.q[:, :, block], operands, _softmax_of(inputs, block), precision)
+        softmax, change = _softmax_of(inputs, block), added_by(inputs, block_positions(inputs, block))
+        part = truth_of_rows(inputs.q[:, :, block], operands, softmax, precision, change=change)
         for target, source in zip(_rows_of(whole), _rows_of(part), strict=True):
             target[:, :, block] = source
     return whole
@@ -131,6 +132,7 @@ def truth_of_rows(
     softmax: Softmax,
     precision: Precision,
     scores: torch.Tensor | None = None,  # [batch, heads, rows, seq_k] float64, if they are known
+    change: Callable[[torch.Tensor], torch.Tensor] | None = None,  # what adds a bias to the scores, if there is one
 ) -> Truth:
     """The truth of some queries, for any `softmax`: the right one, or that of a mistake.
 
@@ -158,7 +160,7 @@ def truth_of_rows(
     tf32 = "tf32" in precision.rounds
     variance = score_variance(q.double(), k, scale, tf32=tf32)
     slope = (_attend(softmax, scores * (1 + STEP), v) - out) / STEP if tf32 else None
-    error = output_error(scores, variance, p, row_sum, v, slope)
+    error = output_error(scores, variance, p, row_sum, v, slope, change and change(scores))
     same_float32 = _same_float32(q, operands, softmax, tf32=tf32)
     return Truth(out, same_float32, k.shape[2], row_size, spread, error, norm4_size)
 
@@ -264,6 +266,13 @@ def _softmax_of(inputs: Inputs, block: slice) -> Softmax:
     positions = block_positions(inputs, block)
     hidden, sinks = parts.hidden_keys(inputs, positions), parts.sinks(inputs, positions)
     return lambda scores: _softmax_parts(parts.changed_scores(inputs, scores, positions), hidden, sinks)
+
+
+def added_by(inputs: Inputs, positions: Positions) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The scores after all parts, if one adds to them; else None."""
+    if not parts.adds_to_scores(inputs):
+        return None
+    return lambda scores: parts.changed_scores(inputs, scores, positions)
 
 
 def _softmax_parts(

@@ -84,9 +84,12 @@ def _with_pairs(inputs: Inputs) -> Inputs:
 def _far_below_zero(subject: PropertySubject, inputs: Inputs) -> Iterator[HardData]:
     """Rows whose scores are all far below zero.
 
-    Numbers of e4m3 are too coarse for them, and scores that are rounded to the dtype may be infinite there.
+    Numbers of e4m3 are too coarse for them, and scores that are rounded to the dtype may be infinite there.  Float32
+    loses what a bias adds to such scores.
     """
-    if inputs.descales is not None or "s" in subject.variant.rounds or inputs.q.shape[3] <= FREE_DIMS:
+    if parts.adds_to_scores(inputs) or inputs.descales is not None:
+        return
+    if "s" in subject.variant.rounds or inputs.q.shape[3] <= FREE_DIMS:
         return
     dims = inputs.q.shape[3]
     q, k = _on_grid(inputs.q, GRID), _on_grid(inputs.k, GRID)

@@ -86,6 +86,15 @@ def with_sink(q, k, v, *, scale, sink):
     return torch.softmax(scores, -1)[..., :-1] @ v, scores.logsumexp(-1)
 
 
+def with_tensors(q, k, v, *, scale, attn_bias, attn_mask):
+    shape = (*q.shape[:3], k.shape[2])
+    assert [(each.shape, each.dtype) for each in (attn_bias, attn_mask)] == [
+        (shape, torch.float64), (shape, torch.bool)
+    ]
+    scores = (q @ k.transpose(2, 3) * scale + attn_bias).masked_fill(~attn_mask, float("-inf"))
+    return torch.softmax(scores, -1).nan_to_num() @ v
+
+
 hidden_signature = functools.partial(without_mask)
 """
 Ask = Callable[..., Truth]
@@ -132,6 +141,10 @@ def test_functions_get_the_tensors_of_parts(ask: Ask) -> None:
     case = "b2h6s64d64-fp16-sink-seed0"
     truth = ask("with_sink", case, max_error=1.0)
     assert float((truth.out - make_truth(inputs_of(case)).out).abs().max()) < 1e-12
+    case = "b2h2s64d64-bf16-sk48-biashq-maskb-seed0"
+    truth = ask("with_tensors", case, max_error=1.0)
+    assert float((truth.out - make_truth(inputs_of(case)).out).abs().max()) < 1e-12
+    case = "b2h6s64d64-fp16-sink-seed0"
     with pytest.raises(NoTruth, match="takes no keyword argument `sink`, without which this call cannot be judged"):
         ask("truth", case, max_error=1.0)
 

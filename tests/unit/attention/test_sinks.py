@@ -157,6 +157,27 @@ def test_a_right_kernel_passes(variant_of: VariantOf, case: str) -> None:
         assert result.outcome == "ok", result.message
 
 
+ONE_SOFTMAX = "    p = torch.softmax(scores, -1).nan_to_num()[..., :seq_k]\n"
+IN_STEPS = """\
+    m = scores{keys}.amax(-1, keepdim=True)
+    p = torch.exp(scores[..., :seq_k] - m)
+    l = p.sum(-1, keepdim=True) + torch.exp(scores[..., seq_k:] - m)
+    v = v.float()
+    out.copy_(p.to(q.dtype).float() @ v / l)
+    return out
+"""
+
+
+@pytest.mark.parametrize("keys", ["", "[..., :seq_k]"], ids=["in the maximum", "not in the maximum"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_other_right_kernels_pass(variant_of: VariantOf, keys: str, dtype: str, seed: int) -> None:
+    """P in the dtype of q, and a maximum with or without the sink, whose exponential then overflows, are right."""
+    source = KERNEL.replace(ONE_SOFTMAX, IN_STEPS.format(keys=keys), 1)
+    result = run_case(cpu_job(variant_of(source, more=""), f"b2h6s77d64-{dtype}-sk150-sink-seed{seed}", repeats=2))
+    assert result.outcome == "ok", result.message
+
+
 @pytest.mark.parametrize("name", ["hard_data", "head_independence", "contained_nan", "new_data", "new_shape"])
 def test_properties_hold(variant_of: VariantOf, name: str) -> None:
     """A right kernel has each property on cases with sinks, also where shifted scores change the result."""

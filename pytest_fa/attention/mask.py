@@ -1,0 +1,89 @@
+"""A boolean mask: true where a query sees a key.  It hides keys after the soft cap and the bias.
+
+A row that sees no key is 0, and its log-sum-exp is -inf.  Hidden keys hold finite data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pytest_fa.attention.axes import Axes, PerPair, hide_some, hide_where, misread, nothing
+from pytest_fa.attention.mistake import Mistake, Positions, exponentials
+from pytest_fa.attention.part import CallInputs, PartTensor, Shape
+
+if TYPE_CHECKING:
+    import torch
+
+VISIBLE = 0.75  # of the pairs; in tiles of a few keys, some are empty
+LOOK = "look at the mask"
+
+
+class BooleanMask(PerPair):
+    """True where a key is visible."""
+
+    name = "mask"
+    summary = "a boolean mask of queries and keys"
+    tokens = (Axes("mask", "mask"),)
+    rows = (("`-maskbq`", "a boolean mask that all heads share"),)
+    supports = "mask"
+    names = ("attn_mask", "attention_mask", "mask", "custom_mask", "bool_mask")
+    words = {"attn_mask": names}
+    tensors = {"attn_mask": PartTensor("bool", is_vector=False)}
+
+    def size_bytes(self, case: Shape) -> int:
+        """A byte for each number, along the axes that it has."""
+        return self.elements(case)
+
+    def claim_words(self, claim: Any) -> str:  # one of `claims`
+        """The mask that was not judged."""
+        return "a boolean mask" if claim else "attention without a mask"
+
+    # -- the call ---------------------------------------------------------------------------------------------------
+
+    def fill(self, word: str, numbers: torch.Tensor, generator: torch.Generator) -> None:  # noqa: ARG002  # the only one
+        """1 for three of four."""
+        numbers.bernoulli_(VISIBLE, generator=generator)
+
+    def arrange(self, word: str, numbers: torch.Tensor) -> None:  # noqa: ARG002  # the only one
+        """Some queries see no key, and some none of the first tiles."""
+        hide_some(numbers, 0.0)
+
+    # -- the judge --------------------------------------------------------------------------------------------------
+
+    def hidden(self, inputs: CallInputs, positions: Positions) -> torch.Tensor | None:
+        """The keys where the mask is false."""
+        mask = inputs.word("attn_mask")
+        return None if mask is None else ~positions.part_of(mask)
+
+    def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
+        """No mask, the opposite one, another one, and one that hides a part of the work only."""
+        mask = inputs.word("attn_mask")
+        if mask is None:
+            return
+        yield Mistake(f"the mask is ignored: {LOOK}", hide=nothing)
+        yield Mistake("the mask is inverted: true must mean visible", hide=hide_where(mask))
+        for words, other in misread(mask):
+            yield Mistake(f"the mask of another place is used: {words}: {LOOK}", hide=hide_where(~other))
+        yield Mistake(
+            "the mask is added to the scores as 0 and 1: it is boolean, hide where it is false",
+            score=lambda scores, positions: scores + positions.part_of(mask),
+            hide=nothing,
+        )
+        words = "hidden keys are left out of P V, but not of the row sum: hide them before the softmax"
+        yield Mistake(words, weigh=_only_in_pv)
+        words = "hidden keys have a finite score: a row that sees no key is the mean of V, it must be 0"
+        yield Mistake(words, weigh=_finite_score)
+
+
+def _only_in_pv(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    p = exponentials(scores, hidden & ~hidden)
+    return p.masked_fill(hidden, 0.0), p.sum(-1, keepdim=True)
+
+
+def _finite_score(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    p = exponentials(scores.masked_fill(hidden, -1e30), hidden & ~hidden)
+    return p, p.sum(-1, keepdim=True)
+
+
+PART = BooleanMask()
