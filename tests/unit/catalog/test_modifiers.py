@@ -103,6 +103,7 @@ def test_fields_take_turns() -> None:
     assert len({case.value_of("window") for case in cases}) >= 8
     assert {(case.value_of("softcap"), case.scale == 3) for case in cases} >= {(2.0, False), (50.0, True)}
     assert {case.heads // case.kv_heads for case in cases} >= {1, 3, 4, 6}
+    assert {case.value_of(tensor) for case in cases for tensor in ("bias", "mask")} >= {None, "q", "h", "bq", "bhq"}
 
 
 def test_the_list_is_the_same_in_each_process() -> None:
@@ -166,6 +167,11 @@ def test_a_new_part_comes_in_by_itself() -> None:
 
 CLAIMS: dict[str, tuple[Any, ...]] = {"window": ("none", "left", "both", "negative"), "softcap": (False, True)}
 SIZES: dict[str, tuple[Any, ...]] = {**CLAIMS, "head_dim_v": ("equal", 72, 128)}
+TENSORS: dict[str, tuple[Any, ...]] = {
+    "softcap": (True,),
+    "head_dim_v": (72,),
+    **dict.fromkeys(("bias", "alibi", "mask", "sink"), (False, True)),
+}
 
 
 def claiming(**more: tuple[Any, ...]) -> Variant:
@@ -185,8 +191,8 @@ def claiming(**more: tuple[Any, ...]) -> Variant:
 @pytest.mark.parametrize("suite", [(), SUITES["history"]], ids=["alone", "beside history"])
 @pytest.mark.parametrize(
     "more",
-    [{}, CLAIMS, {"softcap": (True,)}, SIZES, {"head_dim_v": (128,)}],
-    ids=["masks", "all", "always capped", "sizes of V", "one size of V"],
+    [{}, CLAIMS, {"softcap": (True,)}, SIZES, {"head_dim_v": (128,)}, TENSORS],
+    ids=["masks", "windows", "always capped", "sizes of V", "one size of V", "tensors"],
 )
 def test_any_two_claims_occur_together(more: dict[str, tuple[Any, ...]], suite: tuple[Case, ...]) -> None:
     """The cases of a variant's claims have all pairs of the whole product that its manifest and the parts allow."""
@@ -214,6 +220,16 @@ def test_any_two_claims_occur_together(more: dict[str, tuple[Any, ...]], suite: 
     assert [candidate.refuses(case) for case in judged] == [None] * len(judged)
 
 
+def test_a_part_that_is_not_claimed_changes_no_case() -> None:
+    """The cases of a manifest stay the same when the list has one more part."""
+    before = claim_cases(claiming(**CLAIMS), SUITES["history"])
+    parts.add(EVENS)
+    try:
+        assert claim_cases(claiming(**CLAIMS), SUITES["history"]) == before
+    finally:
+        parts.remove(EVENS)
+
+
 @pytest.mark.parametrize(("claim", "token"), [("window", "-win"), ("softcap", "-cap")])
 def test_a_claim_that_is_dropped_takes_its_cases_along(claim: str, token: str) -> None:
     """Without a claim, no case has the feature."""
@@ -222,9 +238,10 @@ def test_a_claim_that_is_dropped_takes_its_cases_along(claim: str, token: str) -
     assert (any(token in case.id for case in with_claim), any(token in case.id for case in without)) == (True, False)
 
 
-def test_all_that_a_part_varies_is_judged() -> None:
-    """Each window, cap and group of `fields_in_turn` is that of a case."""
-    candidate = claiming(**CLAIMS)
+@pytest.mark.parametrize("more", [CLAIMS, TENSORS], ids=["windows", "tensors"])
+def test_all_that_a_part_varies_is_judged(more: dict[str, tuple[Any, ...]]) -> None:
+    """Each window, cap, group and choice of axes of `fields_in_turn` is that of a case."""
+    candidate = claiming(**more)
     cases = claim_cases(candidate, SUITES["history"])
     for part in parts.claimed_parts():
         for value in part.supported(candidate.supports):
