@@ -8,7 +8,6 @@ from pathlib import Path
 from pytest_fa.attention import not_judged, parts
 from pytest_fa.attention.dtypes import DTYPES
 from pytest_fa.attention.part import Part, shown
-from pytest_fa.attention.sizes import RANGE
 from pytest_fa.features.selftest.exploit_lines import exploit_items, twin_items
 from pytest_fa.options.flags import all_options
 from tools.docs.block import NOTHING, one_of, table
@@ -60,7 +59,7 @@ def _judged() -> list[list[str]]:
     rows = [
         ["attention", "judged", "manifest key, or how to judge the kernel anyway"],
         ["q, k and v of one dtype", "yes", f"`dtype`: {', '.join(f'`{name}`' for name in DTYPES)}"],
-        ["any head_dim", "yes", f"`head_dim`, such as `[64, 128]` or `{RANGE}`"],
+        ["any head_dim", "yes", "`head_dim`: numbers, or a range"],
         ["any scale, also zero and negative", "yes", "the placeholder `scale` in `entry.call`"],
     ]
     for part in parts.PARTS:
