@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.mistake import ChangeScores, Mistake, Positions
-from pytest_fa.attention.part import CallInputs, Part, PartTensor, Shape
+from pytest_fa.attention.part import CallInputs, Convention, Part, PartTensor, Shape
 from pytest_fa.attention.token import Choice
 
 if TYPE_CHECKING:
@@ -34,6 +34,24 @@ class Alibi(Part):
     claims = (False, True)
     words = {"alibi_slopes": ("alibi_slopes", "slopes", "alibi_slope", "slope")}
     tensors = {"alibi_slopes": PartTensor("float32", is_vector=True)}
+    conventions = {
+        "alibi": Convention(
+            {
+                "distance": "slope * |key - query| is subtracted",
+                "signed": "slope * (key - query) is added without its absolute value: keys after the query gain",
+            },
+            is_seen_in=("alibi_slopes",),
+            is_other_function=True,
+        ),
+        "alibi_align": Convention(
+            {
+                "bottom_right": "distances are those of the last key and query",
+                "top_left": "distances are those of the first key and query, not of the last",
+            },
+            is_seen_in=("alibi_slopes",),
+            is_other_function=True,
+        ),
+    }
 
     def impossible(self, case: Shape) -> str | None:
         """ALiBi is a bias."""
@@ -84,7 +102,7 @@ class Alibi(Part):
     def scores(self, inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
         """The scores with the distance of query and key."""
         slopes = inputs.word("alibi_slopes")
-        return scores if slopes is None else _added(slopes)(scores, positions)
+        return scores if slopes is None else _added(inputs, slopes)(scores, positions)
 
     def adds_to_scores(self, inputs: CallInputs) -> bool:
         """ALiBi is a bias."""
@@ -99,7 +117,7 @@ class Alibi(Part):
         slopes, scale = inputs.word("alibi_slopes"), inputs.scale
         if slopes is None:
             return
-        heads, seq_q, seq_k = slopes.shape[1], inputs.q.shape[2], inputs.k.shape[2]
+        heads = slopes.shape[1]
         yield Mistake(f"ALiBi is not applied: {LOOK}", score=lambda scores, _: scores)
         wrong = {
             "slope * distance is added, it must be subtracted": -slopes,
@@ -118,28 +136,17 @@ class Alibi(Part):
             by_kv_head = slopes[:, : heads // group].repeat_interleave(group, 1)
             wrong["the slope is read at the index of the head of K and V"] = by_kv_head
         for words, other in wrong.items():
-            yield Mistake(f"{words}: {LOOK}", score=_added(other))
-        if seq_q != seq_k:
-            words = "distances are those of the first key and query, not of the last: look at the position of a query"
-            yield Mistake(words, score=_added(slopes, seq_q - seq_k))
-        words = "slope * (key - query) is added without its absolute value: keys after the query gain: look at abs"
-        yield Mistake(words, score=_signed(slopes))
+            yield Mistake(f"{words}: {LOOK}", score=_added(inputs, other))
 
 
-def _added(slopes: torch.Tensor, shift: int = 0) -> ChangeScores:
-    """Queries are `shift` keys after their position."""
+def _added(inputs: CallInputs, slopes: torch.Tensor) -> ChangeScores:
+    """Slopes in the conventions of a call."""
+    is_signed, is_top_left = inputs.convention("alibi") == "signed", inputs.convention("alibi_align") == "top_left"
 
     def score(scores: torch.Tensor, positions: Positions) -> torch.Tensor:
-        own = positions.queries + positions.seq_k - positions.seq_q + shift
-        return scores - positions.part_of(slopes).double() * (own - positions.keys).abs()
-
-    return score
-
-
-def _signed(slopes: torch.Tensor) -> ChangeScores:
-    def score(scores: torch.Tensor, positions: Positions) -> torch.Tensor:
-        own = positions.queries + positions.seq_k - positions.seq_q
-        return scores + positions.part_of(slopes).double() * (positions.keys - own)
+        own = positions.queries + (0 if is_top_left else positions.seq_k - positions.seq_q)
+        distance = own - positions.keys
+        return scores - positions.part_of(slopes).double() * (distance if is_signed else distance.abs())
 
     return score
 

@@ -60,7 +60,10 @@ class ScoreBias(PerPair):
     def scores(self, inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
         """The scores with the bias; where it is -inf, `hidden` hides the key."""
         bias = inputs.word("attn_bias")
-        return scores if bias is None else scores + _finite(positions.part_of(bias).double())
+        if bias is None:
+            return scores
+        added = positions.part_of(bias).double()
+        return scores + (added if _is_capped(inputs) else _finite(added))
 
     def adds_to_scores(self, inputs: CallInputs) -> bool:
         """That is what a bias does."""
@@ -69,7 +72,7 @@ class ScoreBias(PerPair):
     def hidden(self, inputs: CallInputs, positions: Positions) -> torch.Tensor | None:
         """The keys with a bias of -inf."""
         bias = inputs.word("attn_bias")
-        return None if bias is None else positions.part_of(bias) == -math.inf
+        return None if bias is None or _is_capped(inputs) else positions.part_of(bias) == -math.inf
 
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
         """No bias, another one, and one at another place."""
@@ -90,10 +93,14 @@ class ScoreBias(PerPair):
             yield Mistake(
                 f"the bias of another place is added: {words}: {LOOK}", score=_added(other), hide=_hide(other)
             )
-        if cap := inputs.word("softcap"):
+        if (cap := inputs.word("softcap")) and not _is_capped(inputs):
             words = f"the bias is added before the soft cap: {LOOK}"
             yield Mistake(words, score=_before_cap(bias, cap))
-            yield Mistake(f"{words}, which makes -cap of -inf", score=_before_cap(bias, cap), hide=nothing)
+
+
+def _is_capped(inputs: CallInputs) -> bool:
+    """Whether the cap comes after the bias, so that -inf becomes -cap and hides no key."""
+    return bool(inputs.word("softcap")) and inputs.convention("add") == "before_cap"
 
 
 def _finite(bias: torch.Tensor) -> torch.Tensor:

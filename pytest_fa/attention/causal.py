@@ -89,7 +89,7 @@ class CausalMask(Part):
         """Each call names its mask."""
         return {"causal": case.value_of("causal")}
 
-    def passed(self, word: str, value: Any) -> bool:  # noqa: ARG002  # one of `claims`
+    def passed(self, word: str, value: Any, conventions: Mapping[str, str]) -> bool:  # noqa: ARG002  # one of `claims`
         """Functions of libraries know one mask: true or false."""
         return bool(value != "none")
 
@@ -110,6 +110,8 @@ class CausalMask(Part):
         for wrong in self.claims:
             if wrong != causal and not (wrong == "bottom_right" and is_square):
                 words = f"the mask is {wrong.replace('_', ' ')} where it should be {causal.replace('_', ' ')}"
+                if "none" not in (wrong, causal):
+                    words += f": if that is meant, write `{wrong}` in `supports: {{causal: [...]}}`"
                 yield Mistake(words, hide=_mask(wrong))
         if causal != "none":
             yield from _moved(causal, keys)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.mistake import Mistake
-from pytest_fa.attention.part import CallInputs, Part, Shape
+from pytest_fa.attention.part import CallInputs, Convention, Part, Shape
 from pytest_fa.attention.token import Number
 
 if TYPE_CHECKING:
@@ -30,6 +30,14 @@ class GroupedHeads(Part):
     is_after_scores = False
     claim_order = 1
     faults = {"heads_modulo": ("max", False)}
+    conventions = {
+        "groups": Convention(
+            {
+                "blocks": "query heads are mapped to key heads in groups, h // group",
+                "interleaved": "query heads are mapped to key heads modulo, h % kv_heads, not in groups",
+            }
+        )
+    }
 
     def impossible(self, case: Shape) -> str | None:
         """The groups are equal."""
@@ -78,6 +86,16 @@ class GroupedHeads(Part):
 
     # -- the judge --------------------------------------------------------------------------------------------------
 
+    def call_meant(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
+        """Interleaved heads of K and V, each once for each head of Q."""
+        order = key_heads(inputs)
+        if inputs.convention("groups") is None or len(order) == inputs.k.shape[1]:
+            return inputs
+        descales = inputs.descales and inputs.descales._replace(
+            k=inputs.descales.k[:, order], v=inputs.descales.v[:, order]
+        )
+        return inputs._replace(k=inputs.k[:, order], v=inputs.v[:, order], descales=descales)
+
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
         """Query heads that read other heads of k and v than h // group."""
         heads, kv_heads = inputs.q.shape[1], inputs.k.shape[1]
@@ -90,7 +108,8 @@ class GroupedHeads(Part):
             if order in known or max(order) >= kv_heads:
                 continue
             known.append(order)
-            for names, of in ((("k", "v"), ""), (("k",), " of K"), (("v",), " of V")):
+            both = () if order == [head % kv_heads for head in range(heads)] else ((("k", "v"), ""),)  # a convention
+            for names, of in (*both, (("k",), " of K"), (("v",), " of V")):
                 yield Mistake(words.format(of), partial(_in_order, names, order))
 
 
@@ -120,6 +139,13 @@ def _in_order(names: tuple[str, ...], order: list[int], inputs: Any) -> Any:  # 
             for name in ("k", "v")
         }
     )
+
+
+def key_heads(inputs: CallInputs) -> list[int]:
+    """The head of K and V that each head of Q reads in a call as it is given."""
+    heads, kv_heads = inputs.q.shape[1], inputs.k.shape[1]
+    is_interleaved = inputs.convention("groups") == "interleaved"
+    return [head % kv_heads if is_interleaved else head * kv_heads // heads for head in range(heads)]
 
 
 def repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:

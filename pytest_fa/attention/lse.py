@@ -26,11 +26,11 @@ The declared rounding `tf32` allows scores whose factors were cut off to 10 bits
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_fa.attention.mistake import TILES
-from pytest_fa.attention.part import Part
+from pytest_fa.attention.part import Convention, Part
 from pytest_fa.attention.rows import RowTruth, ScoreBlock
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ UNIT = 2.0**-24  # half the distance between 1 and the next float32
 E4M3_SUM_UNIT = 2.0**-12  # twice the distance between 1 and the next number that a sum of e4m3 products can be
 DEVIATIONS = 8.0  # standard deviations of a row's rounding error that are allowed
 _TINY = 1e-300
+# Of [batch, heads, seq_q]: each order is its own inverse.
+ORDERS = {"bhs": (0, 1, 2), "bsh": (0, 2, 1), "hbs": (1, 0, 2)}
 
 
 class Figures(NamedTuple):
@@ -61,6 +63,25 @@ class LogSumExp(Part):
     output = "lse"
     output_names = {"lse": ("lse", "softmax_lse", "logsumexp")}
     output_title = "log-sum-exp"
+    conventions = {
+        "lse": Convention(
+            {"natural": "the log-sum-exp is a natural logarithm", "base2": "the log-sum-exp is in base 2"}
+        ),
+        "lse_empty": Convention(
+            {value: f"the log-sum-exp of rows without keys is {value}" for value in ("-inf", "+inf", "0")}
+        ),
+        "lse_order": Convention(
+            {
+                "bhs": "the log-sum-exp is [batch, heads, queries]",
+                "bsh": "the log-sum-exp is [batch, queries, heads]",
+                "hbs": "the log-sum-exp is [heads, batch, queries]",
+            }
+        ),
+        "lse_has_sink": Convention(
+            {"true": "the sink is part of the log-sum-exp", "false": "the sink is left out of the log-sum-exp"},
+            is_seen_in=("sink",),
+        ),
+    }
     faults = {
         "lse_log2": ("lse", False),
         "lse_unscaled": ("lse", False),
@@ -72,6 +93,31 @@ class LogSumExp(Part):
         "lse_skips_nan": ("contained_nan", True),
     }
     twins = ("twin_right_lse", "twin_right_lse_returned")
+
+    # -- conventions ------------------------------------------------------------------------------------------------
+
+    def convention_problem(self, key: str, variant: Any) -> str | None:  # `catalog.variant.Variant`
+        """Only a variant that returns it has a convention for it."""
+        if "lse" in variant.returns:
+            return None
+        return f"returns is [{', '.join(variant.returns)}]; write `returns: [out, lse]`, or drop {key}"
+
+    def row_axes(self, conventions: Mapping[str, str]) -> tuple[int, int, int]:
+        """The order of the axes."""
+        return ORDERS[conventions.get("lse_order", "bhs")]
+
+    def rows_meant(self, rows: torch.Tensor, exact: torch.Tensor, conventions: Mapping[str, str]) -> torch.Tensor:
+        """Natural logarithms, and -inf in rows without keys."""
+        rows = rows.double()
+        if conventions.get("lse") == "base2":
+            rows = rows * math.log(2)
+        empty = conventions.get("lse_empty")
+        if empty == "+inf":
+            return rows.where(~rows.isinf(), -rows)
+        if empty == "0":  # of which another row may be right, too
+            is_zero = rows == 0
+            return rows.where(exact != -math.inf, rows.masked_fill(is_zero, -math.inf).masked_fill(~is_zero, 0.0))
+        return rows
 
     # -- the manifest -----------------------------------------------------------------------------------------------
 
@@ -101,6 +147,7 @@ class LogSumExp(Part):
 
     def row_figures(self, block: ScoreBlock) -> Figures:
         """The figures of a block of queries."""
+        block = _with_its_sinks(block)
         scaled, k, rounds = block.q * block.scale, block.k, block.rounds
         products = scaled @ k.transpose(2, 3)
         scores = block.seen(products)  # [b, h, rows, seq_k]
@@ -137,13 +184,22 @@ class LogSumExp(Part):
 
     def row_mistakes(self, block: ScoreBlock, exact: torch.Tensor) -> Iterator[tuple[torch.Tensor, str]]:
         """The values of each mistake in some rows, [batch, heads, rows] float64, and its sentence."""
-        yield exact / math.log(2), "the log-sum-exp is log2, it must be the natural logarithm: multiply it by ln 2"
-        yield exact * math.log(2), "the log-sum-exp is multiplied by ln 2 once too often"
+        all_sinks, block = block.sinks, _with_its_sinks(block)
+        declared = block.conventions.get("lse_has_sink")
+        if all_sinks is not None:
+            other = block._replace(sinks=all_sinks if declared else None)
+            scores = block.seen(block.q @ block.k.transpose(2, 3) * block.scale)
+            words = self.conventions["lse_has_sink"].advice("lse_has_sink", declared, "true" if declared else "false")
+            yield exact_lse(scores, other.sinks), words
+        base, factor = block.conventions.get("lse"), math.log(2)
+        words = self.conventions["lse"].advice("lse", base, "natural" if base else "base2")
+        yield (exact * factor if base else exact / factor), words
+        words = f"the log-sum-exp is multiplied by {'log2 e' if base else 'ln 2'} once too often"
+        yield (exact / factor if base else exact * factor), words
         products = block.q @ block.k.transpose(2, 3)
         yield exact_lse(block.seen(products), block.sinks), "the scale is missing in the log-sum-exp"
         scores = block.seen(products * block.scale)
         if block.sinks is not None:
-            yield exact_lse(scores), "the sink is left out of the log-sum-exp: it is part of the sum, and so of its log"
             yield exact.logaddexp(block.sinks.logsumexp(-1)), "the sink is counted twice in the log-sum-exp"
         row_max = _largest(scores, block.sinks) if scores.shape[-1] else exact
         yield exact - row_max, "the row max is left out of the log-sum-exp: it is log(l), it must be m + log(l)"
@@ -152,6 +208,11 @@ class LogSumExp(Part):
             if kept := (scores.shape[-1] - 1) // tile * tile:
                 cause = f"the last tile of {tile} keys is left out of the log-sum-exp"
                 yield exact_lse(scores[..., :kept], block.sinks), cause
+
+
+def _with_its_sinks(block: ScoreBlock) -> ScoreBlock:
+    """The block with the sinks that are part of the log-sum-exp."""
+    return block._replace(sinks=None) if block.conventions.get("lse_has_sink") == "false" else block
 
 
 def exact_lse(scores: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:

@@ -5,12 +5,12 @@ A row that sees no key is 0, and its log-sum-exp is -inf.  Hidden keys hold fini
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.axes import Axes, PerPair, hide_some, hide_where, misread, nothing
 from pytest_fa.attention.mistake import Mistake, Positions, exponentials
-from pytest_fa.attention.part import CallInputs, PartTensor, Shape
+from pytest_fa.attention.part import CallInputs, Convention, PartTensor, Shape
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,12 @@ class BooleanMask(PerPair):
     names = ("attn_mask", "attention_mask", "mask", "custom_mask", "bool_mask")
     words = {"attn_mask": names}
     tensors = {"attn_mask": PartTensor("bool", is_vector=False)}
+    conventions = {
+        "mask_true": Convention(
+            {"keeps": "true in the mask keeps a key", "hides": "the mask is inverted: true hides a key"},
+            is_seen_in=("attn_mask",),
+        )
+    }
 
     def size_bytes(self, case: Shape) -> int:
         """A byte for each number, along the axes that it has."""
@@ -49,6 +55,12 @@ class BooleanMask(PerPair):
         """Some queries see no key, and some none of the first tiles."""
         hide_some(numbers, 0.0)
 
+    def given(self, word: str, value: Any, conventions: Mapping[str, str]) -> Any:  # of the word's type
+        """The opposite where true hides a key."""
+        return ~value if word == "attn_mask" and conventions.get("mask_true") == "hides" else value
+
+    meant = given
+
     # -- the judge --------------------------------------------------------------------------------------------------
 
     def hidden(self, inputs: CallInputs, positions: Positions) -> torch.Tensor | None:
@@ -62,7 +74,6 @@ class BooleanMask(PerPair):
         if mask is None:
             return
         yield Mistake(f"the mask is ignored: {LOOK}", hide=nothing)
-        yield Mistake("the mask is inverted: true must mean visible", hide=hide_where(mask))
         for words, other in misread(mask):
             yield Mistake(f"the mask of another place is used: {words}: {LOOK}", hide=hide_where(~other))
         yield Mistake(

@@ -84,6 +84,9 @@ class Mistake(NamedTuple):
     needs_all_queries: bool = False
     score: ChangeScores | None = None
     sinks: Sinks | None = None
+    is_convention: bool = (
+        False  # that the kernel may have and does not declare; other words for its output are left out
+    )
 
     @property
     def moves_elements(self) -> bool:

@@ -10,6 +10,9 @@ the softmax over the visible keys and `sinks`.  A key is visible if no part hide
 
 A part may bring tensors of its own (`tensors`), which the judge makes, hands over, guards and checks as q, k and v.
 
+A part has the conventions in which kernels differ (`conventions`).  A manifest declares those of its kernel.  The judge
+then makes calls `given` in them, and computes truth from what such a call has `meant`.
+
 Pytest's own process reads these modules, so they do not import torch: they call the methods of the tensors that they
 get.  What a part adds to the C interface stands in `abi.py`, because the order of a struct's fields is one list.
 """
@@ -88,6 +91,9 @@ class CallInputs(Protocol):
     def word(self, name: str) -> Any:  # of the word's type
         """The value of a word of any part, or its tensor (`PartTensor`); None if the call does not have it."""
 
+    def convention(self, key: str) -> str | None:
+        """The declared value of a convention; None if it is the plain one."""
+
 
 class PartTensor(NamedTuple):
     """A tensor that a part brings to a call.
@@ -99,6 +105,30 @@ class PartTensor(NamedTuple):
 
     dtype: str  # float32, bool, or `q`: the dtype of q, and float32 if that is e4m3
     is_vector: bool
+
+
+class Convention(NamedTuple):
+    """One of the ways in which kernels count: its values, the plain one first, each with what a kernel does then.
+
+    `is_seen_in` has the words of which a call needs one to show it; without any, each call does.  With
+    `is_other_function`, no change of a call or of its outputs makes it plain: what is true is another.
+    """
+
+    values: Mapping[str, str]
+    is_seen_in: tuple[str, ...] = ()
+    is_other_function: bool = False
+
+    @property
+    def plain(self) -> str:
+        """The value of a kernel that declares none."""
+        return next(iter(self.values))
+
+    def advice(self, key: str, declared: str | None, value: str) -> str:
+        """What a kernel does that has a value where another one is declared, or none, and what to write."""
+        if declared is None:
+            return f"{self.values[value]}: if that is meant, declare `conventions: {{{key}: {value}}}`"
+        write = f"drop `{key}`" if value == self.plain else f"write `{key}: {value}`"
+        return f"{self.values[value]}, but the manifest declares `conventions: {{{key}: {declared}}}`: {write}"
 
 
 class Part:
@@ -273,14 +303,14 @@ class Part:
         """The value of a word in a call that does not have it."""
         return self.claims[0] if self.claims else None
 
-    def passed(self, word: str, value: Any) -> Any:  # noqa: ARG002  # of the word's type
+    def passed(self, word: str, value: Any, conventions: Mapping[str, str]) -> Any:  # noqa: ARG002  # of the word's type
         """The value as `entry.call` passes it."""
         return value
 
     # Words of `entry.call` alone, which are made of others, with names as in `words`.
     made_words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
-    def made(self, word: str, words: Mapping[str, Any]) -> Any:  # of the word's type
+    def made(self, word: str, words: Mapping[str, Any], conventions: Mapping[str, str]) -> Any:  # of the word's type
         """The value of one of `made_words`, from the words of a call."""
         raise NotImplementedError
 
@@ -304,6 +334,45 @@ class Part:
     output_names: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # as `words`
     output_title: ClassVar[str] = ""  # in words
 
+    # -- conventions ------------------------------------------------------------------------------------------------
+
+    conventions: ClassVar[Mapping[str, Convention]] = {}  # by the keys of a manifest's `conventions`
+
+    def convention_problem(self, key: str, variant: Any) -> str | None:  # `catalog.variant.Variant`
+        """Why a variant cannot declare another value than the plain one, after the key and the value; or None."""
+        is_claimed = not self.supports or len(self.supported(variant.supports)) > 1
+        return None if is_claimed else f"supports.{self.supports} is not claimed; claim it, or drop {key}"
+
+    def refusal_in(self, case: Shape, conventions: Mapping[str, str]) -> str | None:  # noqa: ARG002
+        """Why a case cannot be given to a kernel with these conventions, or None."""
+        return None
+
+    def given(self, word: str, value: Any, conventions: Mapping[str, str]) -> Any:  # noqa: ARG002  # of the word's type
+        """What a call in these conventions has for a word, a tensor or `scale`; the value is not None."""
+        return value
+
+    def meant(self, word: str, value: Any, conventions: Mapping[str, str]) -> Any:  # noqa: ARG002  # as above
+        """The inverse of `given`."""
+        return value
+
+    def call_meant(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
+        """What a call in its conventions means, besides its words."""
+        return inputs
+
+    def call_misread(self, inputs: Any, key: str, value: str) -> Any:  # as above
+        """What a call means to a kernel that has another value of a convention."""
+        return inputs.in_other_convention(key, value).meant()
+
+    # A further output may have its axes in another order, and other values for the same rows.
+
+    def row_axes(self, conventions: Mapping[str, str]) -> tuple[int, int, int]:  # noqa: ARG002
+        """The axes of [batch, heads, seq_q] in the order of a kernel, which is its own inverse."""
+        return (0, 1, 2)
+
+    def rows_meant(self, rows: torch.Tensor, exact: torch.Tensor, conventions: Mapping[str, str]) -> torch.Tensor:  # noqa: ARG002
+        """Rows as they are judged, float64, from what a kernel wrote; `exact` is true."""
+        return rows.double()
+
     def manifest_problem(self, variant: Any) -> str | None:  # noqa: ARG002  # `catalog.variant.Variant`
         """What else is wrong with a manifest because of this part, or None."""
         return None
@@ -313,6 +382,10 @@ class Part:
     def scores(self, inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:  # noqa: ARG002
         """The scores of some queries after this part, [batch, heads, rows, keys]; they are scaled before it."""
         return scores
+
+    def is_last(self, inputs: CallInputs) -> bool:  # noqa: ARG002
+        """Whether it changes the scores of a call after the other parts."""
+        return False
 
     def hidden(self, inputs: CallInputs, positions: Positions) -> torch.Tensor | None:  # noqa: ARG002
         """True for each key that this part hides, [rows, keys] or with batch and heads; None if it hides none."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention import (
@@ -24,7 +25,7 @@ from pytest_fa.attention import (
     window,
 )
 from pytest_fa.attention.mistake import ChangeScores, Hide, Mistake, Positions
-from pytest_fa.attention.part import CallInputs, Part, PartTensor
+from pytest_fa.attention.part import CallInputs, Convention, Part, PartTensor
 from pytest_fa.attention.token import Token
 
 if TYPE_CHECKING:
@@ -115,6 +116,25 @@ def tensor_form(word: str) -> PartTensor:
     return tensor_words()[word].tensors[word]
 
 
+def conventions() -> dict[str, tuple[Part, Convention]]:
+    """The keys of a manifest's `conventions`, each with its part."""
+    return {key: (part, convention) for part in PARTS for key, convention in part.conventions.items()}
+
+
+def given(word: str, value: Any, declared: Mapping[str, str]) -> Any:  # of the word's type
+    """What a call in declared conventions has for a word, a tensor or `scale`."""
+    for part in PARTS if declared else ():
+        value = part.given(word, value, declared)
+    return value
+
+
+def meant(word: str, value: Any, declared: Mapping[str, str]) -> Any:  # of the word's type
+    """The inverse of `given`."""
+    for part in PARTS if declared else ():
+        value = part.meant(word, value, declared)
+    return value
+
+
 def outputs() -> dict[str, Part]:
     """The outputs that a call may have besides `out`, and whose each one is."""
     return {part.output: part for part in PARTS if part.output}
@@ -146,9 +166,14 @@ def names_of_words() -> dict[str, tuple[str, ...]]:
 
 def changed_scores(inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
     """The scores of some queries, [batch, heads, rows, keys], after all parts; they are scaled before."""
-    for part in PARTS:
+    for part in score_parts(inputs):
         scores = part.scores(inputs, scores, positions)
     return scores
+
+
+def score_parts(inputs: CallInputs) -> list[Part]:
+    """The parts in the order in which they change the scores of a call."""
+    return sorted(PARTS, key=lambda part: part.is_last(inputs))
 
 
 def hidden_keys(inputs: CallInputs, positions: Positions, *, but: Part | None = None) -> torch.Tensor | None:
@@ -190,6 +215,21 @@ def mistakes(inputs: CallInputs) -> Iterator[Mistake]:
             yield mistake._replace(hide=hide, score=score)
 
 
+def other_conventions(inputs: CallInputs) -> Iterator[Mistake]:
+    """The conventions of kernels that are not declared and change the output of a call."""
+    for key, (part, convention) in conventions().items():
+        declared = inputs.convention(key)
+        is_seen = not convention.is_seen_in or any(inputs.word(word) is not None for word in convention.is_seen_in)
+        for value in convention.values if is_seen and not part.output else ():
+            if value != (declared or convention.plain):
+                words = convention.advice(key, declared, value)
+                yield Mistake(words, change=partial(_misread, part, key, value), is_convention=True)
+
+
+def _misread(part: Part, key: str, value: str, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
+    return part.call_misread(inputs.as_given, key, value)
+
+
 def _with_other_masks(inputs: CallInputs, part: Part, hide: Hide) -> Hide:
     def hidden(positions: Positions) -> torch.Tensor:
         others, own = hidden_keys(inputs, positions, but=part), hide(positions)
@@ -200,7 +240,7 @@ def _with_other_masks(inputs: CallInputs, part: Part, hide: Hide) -> Hide:
 
 def _with_other_scores(inputs: CallInputs, part: Part, score: ChangeScores) -> ChangeScores:
     def changed(scores: torch.Tensor, positions: Positions) -> torch.Tensor:
-        for other in PARTS:
+        for other in score_parts(inputs):
             scores = score(scores, positions) if other is part else other.scores(inputs, scores, positions)
         return scores
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
+
+PLAIN: Mapping[str, str] = MappingProxyType({})
 
 
 class ScoreBlock(NamedTuple):
@@ -21,10 +24,15 @@ class ScoreBlock(NamedTuple):
     rounds: tuple[str, ...]  # the roundings that a manifest declares
     policy: str
     sinks: torch.Tensor | None = None  # scores that have no value, [batch or 1, heads or 1, rows or 1, n]
+    conventions: Mapping[str, str] = PLAIN  # that are declared, without plain ones
 
 
 class RowTruth(NamedTuple):
-    """The true value of each row and the largest error that is allowed, [batch, heads, seq_q] float64."""
+    """The true value of each row and the largest error that is allowed, [batch, heads, seq_q] float64.
+
+    `conventions` are those in which a kernel writes them.
+    """
 
     exact: torch.Tensor
     allowed: torch.Tensor
+    conventions: Mapping[str, str] = PLAIN

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_fa.attention.part import Part, Shape
+from pytest_fa.attention.part import Convention, Part, Shape
 from pytest_fa.attention.token import Float32, as_float32
 
 
@@ -19,6 +19,14 @@ class ScoreScale(Part):
     rows = (("`-scale0p5`", "scale 0.5; `m` is a minus sign, `p` the decimal point"),)
     claims = (False, True)  # whether it is another one; no manifest claims it
     is_after_scores = False
+    conventions = {
+        "scale": Convention(
+            {
+                "given": "the scale of the call is the factor of the scores",
+                "times_log2e": "the softmax scale is missing its log2 e, exp2 is in place of exp",
+            }
+        )
+    }
 
     def impossible(self, case: Shape) -> str | None:
         """A float32 holds the scale."""
@@ -44,6 +52,20 @@ class ScoreScale(Part):
         if scale == usual or not supports.fixed_scale:
             return None
         return f"scale is {scale:g}, supports 1/sqrt({case.head_dim}) = {usual:g} (fixed_scale: true)"
+
+    def convention_problem(self, key: str, variant: Any) -> str | None:  # `catalog.variant.Variant`
+        """A function must get the scale."""
+        call = variant.entry.call
+        is_passed = call is None or call.passes("scale")
+        return None if is_passed else f"entry.call does not pass 'scale'; pass it, or drop {key}"
+
+    def given(self, word: str, value: Any, conventions: Mapping[str, str]) -> Any:  # of the word's type
+        """The scale for a kernel whose exp2 takes the place of exp."""
+        return value / math.log(2) if word == "scale" and conventions.get("scale") == "times_log2e" else value
+
+    def meant(self, word: str, value: Any, conventions: Mapping[str, str]) -> Any:  # of the word's type
+        """The factor of the scores."""
+        return value * math.log(2) if word == "scale" and conventions.get("scale") == "times_log2e" else value
 
 
 PART = ScoreScale()

@@ -7,11 +7,11 @@ the sink as its log-sum-exp.  A sink of -inf is none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.mistake import TILES, Mistake, Positions, Sinks, exponentials
-from pytest_fa.attention.part import CallInputs, Part, PartTensor, Shape
+from pytest_fa.attention.part import CallInputs, Convention, Part, PartTensor, Shape
 from pytest_fa.attention.token import Choice
 
 if TYPE_CHECKING:
@@ -40,6 +40,15 @@ class AttentionSink(Part):
     names = ("sink", "sinks", "s_aux", "attention_sink", "attention_sinks", "attn_sink", "attn_sinks")
     words = {"sink": (*names, "sink_logits", "learnable_sink", "softmax_sink", "sink_weights")}
     tensors = {"sink": PartTensor("float32", is_vector=True)}
+    conventions = {
+        "sink": Convention(
+            {
+                "natural": "the sink is in base e",
+                "base2": "the sink is in base 2 where the scores are in base e",
+            },
+            is_seen_in=("sink",),
+        )
+    }
 
     def impossible(self, case: Shape) -> str | None:
         """Only attention has sinks."""
@@ -72,6 +81,15 @@ class AttentionSink(Part):
         """No tensor."""
         return
 
+    def given(self, word: str, value: Any, conventions: Mapping[str, str]) -> Any:  # of the word's type
+        """The sink times log2 e."""
+        is_other = word == "sink" and conventions.get("sink") == "base2"
+        return (value.double() / math.log(2)).float() if is_other else value
+
+    def meant(self, word: str, value: Any, conventions: Mapping[str, str]) -> Any:  # of the word's type
+        """The sink as a score, in float64."""
+        return value.double() * math.log(2) if word == "sink" and conventions.get("sink") == "base2" else value
+
     # -- the judge --------------------------------------------------------------------------------------------------
 
     def sinks(self, inputs: CallInputs, positions: Positions) -> torch.Tensor | None:
@@ -93,7 +111,6 @@ class AttentionSink(Part):
             "the sink is missing": lambda sinks: sinks - math.inf,
             "the sink is multiplied by the softmax scale": lambda sinks: sinks * scale,
             "the sink is divided by the softmax scale": lambda sinks: sinks / (scale or math.inf),
-            "the sink is in base 2 where the scores are in base e": lambda sinks: sinks * math.log(2),
             "the sink is multiplied by log2 e once too often": lambda sinks: sinks / math.log(2),
             "each head has a sink of 0: the tensor is not read": lambda sinks: sinks.clamp(0, 0),
         }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.mistake import Mistake, Positions, exponentials
-from pytest_fa.attention.part import CallInputs, Part, Shape
+from pytest_fa.attention.part import CallInputs, Convention, Part, Shape
 from pytest_fa.attention.token import Float32, as_float32
 
 if TYPE_CHECKING:
@@ -28,6 +28,16 @@ class SoftCap(Part):
     rows = (("`-cap50`", "a soft cap of 50 on the scores"),)
     supports = "softcap"
     claims = (False, True)
+    conventions = {
+        "add": Convention(
+            {
+                "after_cap": "the bias is added after the soft cap",
+                "before_cap": "the bias is added before the soft cap, which makes -cap of -inf",
+            },
+            is_seen_in=("softcap",),
+            is_other_function=True,
+        )
+    }
     words = {"softcap": ("softcap", "soft_cap", "logits_soft_cap", "logit_softcapping", "attn_softcap", "tanh_cap")}
 
     faults = dict.fromkeys(
@@ -97,6 +107,10 @@ class SoftCap(Part):
         """The scores with the cap."""
         cap = inputs.word("softcap")
         return capped(scores, cap) if cap else scores
+
+    def is_last(self, inputs: CallInputs) -> bool:
+        """A bias and ALiBi may come before it."""
+        return inputs.convention("add") == "before_cap"
 
     def level_matters(self, inputs: CallInputs) -> bool:
         """A cap is at a fixed distance from 0."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_fa.attention.mistake import LOOK_AT_MASK, Hide, Mistake, Positions
-from pytest_fa.attention.part import CallInputs, Part, Shape, shown
+from pytest_fa.attention.part import CallInputs, Convention, Part, Shape, shown
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +78,27 @@ class SlidingWindow(Part):
     claims = ("none", "left", "both", "negative")
     words = {"window_left": ("window_left", "window_size_left"), "window_right": ("window_right", "window_size_right")}
     made_words = {"window_size": ("window_size", "window")}
+    conventions = {
+        "window": Convention(
+            {"left": "the window does not count the query itself", "total": "the window counts the query itself"},
+            is_seen_in=("window_left",),
+        ),
+        "window_open": Convention(
+            {
+                "-1": "a side of -1 is open",
+                "none": "an open side must be None, -1 is taken for a position",
+            },
+            is_seen_in=WORDS,
+        ),
+        "window_align": Convention(
+            {
+                "bottom_right": "the window is aligned to the last key",
+                "top_left": "the window is aligned to the first key, not to the last",
+            },
+            is_seen_in=WORDS,
+            is_other_function=True,
+        ),
+    }
 
     faults = {
         **dict.fromkeys(
@@ -203,9 +224,47 @@ class SlidingWindow(Part):
         claimed = ", ".join(map(shown, supported))
         if not call.passes("window_size") and not all(map(call.passes, WORDS)):
             return f"entry.call does not pass 'window_size', but supports.window is {claimed}; pass it, or both sides"
-        if "negative" in supported:
-            return f"entry.call passes {OPEN} for an open side, so supports.window is not {claimed}; drop negative"
         return None
+
+    def manifest_problem(self, variant: Any) -> str | None:  # `catalog.variant.Variant`
+        """With -1 for an open side, no side is negative."""
+        supported = self.supported(variant.supports)
+        if variant.entry.call and "negative" in supported and "window_open" not in variant.conventions:
+            claimed = ", ".join(map(shown, supported))
+            return (
+                f"entry.call passes {OPEN} for an open side, so supports.window is not {claimed}; drop negative, or "
+                f"declare `conventions: {{window_open: none}}` if the function takes None"
+            )
+        return None
+
+    def convention_problem(self, key: str, variant: Any) -> str | None:  # `catalog.variant.Variant`
+        """Without `entry.call`, a function gets no word for an open side."""
+        if key == "window_open" and not variant.entry.call:
+            return f"there is no entry.call, and a function without it gets no word for an open side; drop {key}"
+        return super().convention_problem(key, variant)
+
+    def refusal_in(self, case: Shape, conventions: Mapping[str, str]) -> str | None:
+        """With other lengths, a window at the first key has other keys, and often fewer."""
+        if conventions.get("window_align") is None or case.value_of("window") == PLAIN or case.seq_q == case.seq_k:
+            return None
+        return (
+            f"seq_q is {case.seq_q} and seq_k {case.seq_k}; with `conventions: {{window_align: top_left}}`, a window "
+            f"is that of the case with equal lengths only"
+        )
+
+    def given(self, word: str, value: Any, conventions: Mapping[str, str]) -> Any:  # of the word's type
+        """One key more if the query itself counts."""
+        return value + 1 if word == "window_left" and conventions.get("window") == "total" else value
+
+    def meant(self, word: str, value: Any, conventions: Mapping[str, str]) -> Any:  # of the word's type
+        """One key less."""
+        return value - 1 if word == "window_left" and conventions.get("window") == "total" else value
+
+    def call_misread(self, inputs: Any, key: str, value: str) -> Any:  # `gpu.inputs.Inputs`
+        """A kernel that takes None for an open side gets -1."""
+        if (key, value) == ("window_open", "none"):
+            inputs = inputs._replace(more={**dict.fromkeys(WORDS, OPEN), **inputs.more})
+        return super().call_misread(inputs, key, value)
 
     # -- the call ---------------------------------------------------------------------------------------------------
 
@@ -218,20 +277,21 @@ class SlidingWindow(Part):
         """An open side."""
         return
 
-    def passed(self, word: str, value: Any) -> int:  # noqa: ARG002  # one of both
-        """Functions of libraries take -1 for an open side."""
-        return OPEN if value is None else int(value)
+    def passed(self, word: str, value: Any, conventions: Mapping[str, str]) -> int | None:  # noqa: ARG002  # one of both
+        """Most functions of libraries take -1 for an open side."""
+        if value is None:
+            return None if conventions.get("window_open") == "none" else OPEN
+        return int(value)
 
-    def made(self, word: str, words: Mapping[str, Any]) -> tuple[int, int]:
+    def made(self, word: str, words: Mapping[str, Any], conventions: Mapping[str, str]) -> tuple[int | None, ...]:
         """Both sides as a pair."""
-        left, right = (self.passed(word, words.get(side)) for side in WORDS)
-        return left, right
+        return tuple(self.passed(word, words.get(side), conventions) for side in WORDS)
 
     # -- the judge --------------------------------------------------------------------------------------------------
 
     def hidden(self, inputs: CallInputs, positions: Positions) -> torch.Tensor | None:
         """The keys out of the window."""
-        return hidden_by(_window_of(inputs), positions)
+        return hidden_by(_window_of(inputs), positions, _shift(inputs))
 
     def order_matters(self, inputs: CallInputs) -> bool:
         """A window hides keys by their position."""
@@ -239,7 +299,7 @@ class SlidingWindow(Part):
 
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
         """A side that is off by one or ignored, sides that are exchanged, another alignment, and chunks."""
-        window, seq_q, seq_k = _window_of(inputs), inputs.q.shape[2], inputs.k.shape[2]
+        window = _window_of(inputs)
         if window == PLAIN:
             return
         yield Mistake(f"the window is ignored: {LOOK_AT_MASK}", hide=lambda positions: positions.nothing_hidden)
@@ -247,16 +307,16 @@ class SlidingWindow(Part):
         for words, other in _others(window):
             if other not in known:
                 known.add(other)
-                yield Mistake(f"{words}: {LOOK_AT_MASK}", hide=_hide(other))
-        if seq_q != seq_k:
-            yield Mistake(
-                "the window is aligned to the first key, not to the last: look at the position of a query",
-                hide=_hide(window, seq_q - seq_k),
-            )
+                yield Mistake(f"{words}: {LOOK_AT_MASK}", hide=_hide(other, _shift(inputs)))
         if window.left is not None and window.right == 0 and window.left > 0:
             length = window.left + 1
             words = f"queries see chunks of {length} keys, not a sliding window: {LOOK_AT_MASK}"
             yield Mistake(words, hide=lambda positions: _hidden_by_chunks(length, positions))
+
+
+def _shift(inputs: CallInputs) -> int:
+    """The number of keys between the position of a query and that under a bottom-right mask."""
+    return inputs.q.shape[2] - inputs.k.shape[2] if inputs.convention("window_align") == "top_left" else 0
 
 
 def _window_of(inputs: CallInputs) -> Window:
@@ -289,7 +349,7 @@ def _others(window: Window) -> Iterator[tuple[str, Window]]:
     left, right = window
     if left is not None:
         yield "the window is one key too long before the query", Window(left + 1, right)
-        yield "the window is one key too short before the query, as if its own key counted", Window(left - 1, right)
+        yield "the window is one key too short before the query", Window(left - 1, right)
         yield "the window has no end before the query", Window(None, right)
     if right is not None:
         yield "the window is one key too long after the query", Window(left, right + 1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.rows import PLAIN
 from pytest_fa.attention.scores import Computes
 from pytest_fa.candidate.forward import Forward
 from pytest_fa.candidate.more_outputs import keep_output
@@ -19,7 +20,9 @@ from pytest_fa.gpu.inputs import empty_output, empty_rows
 DIMENSIONS = 4
 
 
-def adapted(function: Callable[..., Any], call: Call, computes: Computes = "attention") -> Forward:
+def adapted(
+    function: Callable[..., Any], call: Call, computes: Computes = "attention", conventions: Mapping[str, str] = PLAIN
+) -> Forward:
     """Return a `Forward` that calls `function` with the arguments that `call` lists.
 
     Tensors are passed as views in the call's layout and are never copied.  The returned callable raises
@@ -45,18 +48,18 @@ def adapted(function: Callable[..., Any], call: Call, computes: Computes = "atte
         values |= {"out": _in_layout("out", out, call) if passes_out else None}
         values |= {"scale": scale}
         for word, part in parts.words().items():
-            values[word] = part.passed(word, words.get(word, part.plain_argument(word)))
-        values |= {word: part.made(word, words) for word, part in parts.made_words().items()}
+            values[word] = part.passed(word, words.get(word, part.plain_argument(word)), conventions)
+        values |= {word: part.made(word, words, conventions) for word, part in parts.made_words().items()}
         for name in parts.outputs():
             if call.passes(name):
-                values[name] = empty_rows(q) if words.get(name) is None else words[name]
+                values[name] = empty_rows(name, q, conventions) if words.get(name) is None else words[name]
         returned = function(
             *(_value(argument, values) for argument in call.arguments),
             **{name: _value(argument, values) for name, argument in call.keywords.items()},
         )
         for name in parts.outputs():
             if (place := call.place_of(name)) is not None:
-                keep_output(name, _item(returned, place, call), words.get(name))
+                keep_output(name, _item(returned, place, call), words.get(name), conventions)
         if passes_out:
             assert out is not None  # noqa: S101  # made above
             return out

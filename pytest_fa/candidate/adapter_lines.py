@@ -154,7 +154,7 @@ class _Writer:
         if word in ("q", "k", "v"):
             return self._tensor(word)
         if part := parts.words().get(word or ""):
-            return repr(part.passed(str(word), part.plain_argument(str(word))))
+            return repr(part.passed(str(word), part.plain_argument(str(word)), {}))
         return self._made(name) or self._switched_off(name)
 
     def _must_pass(self, name: str) -> bool:

@@ -59,9 +59,10 @@ class CudaForward:
             out = empty_output(q, k, v, self._computes)
         code = CAUSAL_CODES.get(causal, UNKNOWN)
         words = (scale, code, softcap, window_left, window_right, q_descale, k_descale, v_descale)
+        rows = lse if lse is None else lse.view(q.shape[:3])  # the binding knows one order of the axes
         try:
-            if size := self._entry(q, k, v, out, lse, None, *words):  # nothing was launched
-                self._entry(q, k, v, out, lse, self._allocate(size, q.device), *words)
+            if size := self._entry(q, k, v, out, rows, None, *words):  # nothing was launched
+                self._entry(q, k, v, out, rows, self._allocate(size, q.device), *words)
         except (ValueError, RuntimeError) as problem:
             error = _translate_error(problem, q, k, self._library)
         else:

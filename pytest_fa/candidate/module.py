@@ -143,9 +143,9 @@ def _with_defines(function: Callable[..., Any], variant: Variant) -> Callable[..
 def _adapt_if_declared(function: Callable[..., Any], variant: Variant) -> Forward:
     """Adapt the function if the manifest has `entry.call` or further outputs; otherwise return it unchanged."""
     if variant.entry.call:
-        return adapted(function, variant.entry.call, variant.computes)
+        return adapted(function, variant.entry.call, variant.computes, variant.conventions)
     outputs = tuple(name for name in parts.outputs() if name in variant.returns)
-    return taking_outputs(function, outputs) if outputs else function
+    return taking_outputs(function, outputs, variant.conventions) if outputs else function
 
 
 def _translate_refusals(forward: Forward) -> Forward:

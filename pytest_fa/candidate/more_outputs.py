@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.rows import PLAIN
 from pytest_fa.candidate.forward import Forward
 from pytest_fa.errors import WrongResult
 
 
-def taking_outputs(function: Callable[..., Any], names: tuple[str, ...]) -> Forward:
+def taking_outputs(
+    function: Callable[..., Any], names: tuple[str, ...], conventions: Mapping[str, str] = PLAIN
+) -> Forward:
     """Return a `Forward` for a function with parameters of these names that writes them, or returns them after `out`.
 
     Without a request, they are None.
@@ -31,20 +34,35 @@ def taking_outputs(function: Callable[..., Any], names: tuple[str, ...]) -> Forw
         if not isinstance(returned, tuple) or len(returned) != 1 + len(names):
             return returned  # type: ignore[no-any-return]  # what it is, is checked with the output
         for name, tensor in zip(names, returned[1:], strict=True):
-            keep_output(name, tensor, words.get(name))
+            keep_output(name, tensor, words.get(name), conventions)
         return returned[0]  # type: ignore[no-any-return]
 
     return forward
 
 
-def keep_output(name: str, returned: object, requested: torch.Tensor | None) -> None:
+def keep_output(
+    name: str, returned: object, requested: torch.Tensor | None, conventions: Mapping[str, str] = PLAIN
+) -> None:
     """Copy an output that a function returned into the requested one.  Raises `WrongResult` for another kind."""
     if requested is None or returned is requested or returned is None:
         return  # one that was not written is still full of NaN
     if type(returned) is not torch.Tensor or (returned.shape, returned.dtype) != (requested.shape, requested.dtype):
         must_be = f"it must be {requested.dtype} {list(requested.shape)}"
-        raise WrongResult(name, f"the {parts.title_of(name)} is {_described(returned)}, {must_be}")
+        meant = _order(name, returned, requested, conventions)
+        raise WrongResult(name, f"the {parts.title_of(name)} is {_described(returned)}, {must_be}{meant}")
     requested.copy_(returned.detach())
+
+
+def _order(name: str, returned: object, requested: torch.Tensor, conventions: Mapping[str, str]) -> str:
+    """What to declare if the axes of an output are in another order; empty if that is not what is wrong."""
+    part = parts.outputs()[name]
+    sizes = [requested.shape[axis] for axis in part.row_axes(conventions)]
+    for key, convention in part.conventions.items() if isinstance(returned, torch.Tensor) else ():
+        for value in convention.values:
+            axes = part.row_axes({**conventions, key: value})
+            if list(returned.shape) == [sizes[axis] for axis in axes] != list(requested.shape):  # type: ignore[attr-defined]  # as above
+                return f"; {convention.advice(key, conventions.get(key), value)}"
+    return ""
 
 
 def _described(returned: object) -> str:

@@ -20,6 +20,7 @@ from pytest_fa.attention.not_judged import recognised
 from pytest_fa.attention.scores import Computes
 from pytest_fa.attention.sizes import in_order, read_range
 from pytest_fa.catalog.claims import claim_problem
+from pytest_fa.catalog.conventions import Declared, conventions_problem, read_conventions
 from pytest_fa.catalog.entry import entry_problem
 from pytest_fa.catalog.feature_keys import FIELD, key_types, problem_of, with_feature_keys
 from pytest_fa.catalog.grammar import (
@@ -70,7 +71,8 @@ Defines = dict[str, int | str]
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An entry of `variants`: one of several variants with the same source, and how it differs from the folder's keys.
 
-    `supports`, `limits` and `defines` are merged with the folder's key by key; other keys replace the folder's.
+    `supports`, `limits`, `conventions` and `defines` are merged with the folder's key by key; other keys replace the
+    folder's.
     """
 
     defines: Defines = {}
@@ -90,6 +92,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     omits: str | None = None
     suppressions: dict[Sanitizer, Suppression] | None = None
     returns: Annotated[tuple[Returns, ...], SOME] | None = None
+    conventions: Declared | None = None
     feature_keys: dict[str, Any] = {}
 
 
@@ -117,6 +120,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     omits: str = ""
     suppressions: dict[Sanitizer, Suppression] = {}
     returns: Annotated[tuple[Returns, ...], SOME] = ("out",)
+    conventions: Declared = {}
     feature_keys: dict[str, Any] = {}
     variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1, max_length=256)] | None = None
 
@@ -201,10 +205,10 @@ def _text_problems(folder: Path, manifest: Manifest, members: dict[str, Member])
 
 
 def _merged(data: Any, base: Any) -> Any:  # noqa: ANN401  # any YAML value
-    """Return a file's data, with the `supports` and `limits` of `base` merged into those of each member."""
+    """Return a file's data, with the `supports` and the like of `base` merged into those of each member."""
     members = data.get("variants") if isinstance(data, dict) and isinstance(base, dict) else None
     for member in members.values() if isinstance(members, dict) else ():
-        for key in ("supports", "limits"):
+        for key in ("supports", "limits", "conventions"):
             if isinstance(member, dict) and isinstance(member.get(key), dict) and isinstance(base.get(key), dict):
                 member[key] = {**base[key], **member[key]}
     return data
@@ -276,6 +280,7 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
         any_arch=manifest.arch is None,
         optional=manifest.optional,
         returns=manifest.returns if member.returns is None else member.returns,
+        conventions=read_conventions(manifest.conventions if member.conventions is None else member.conventions),
         feature_keys={**manifest.feature_keys, **member.feature_keys},
     )
     if "tf32" in variant.rounds and "fp32" not in supports.dtype:
@@ -290,7 +295,8 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
     if variant.optional and variant.role != "baseline":
         values = f"optional is true, role is {variant.role!r}"
         raise ManifestError(f"{path}: {name}: {values}; optional needs role 'baseline'")
-    if problem := (probe_problem(variant) or returns_problem(variant) or problem_of(variant) or claim_problem(variant)):
+    of_claims = conventions_problem(variant) or claim_problem(variant)
+    if problem := (probe_problem(variant) or returns_problem(variant) or problem_of(variant) or of_claims):
         raise ManifestError(f"{path}: {problem}")
     # The output of a variant that omits a phase is not checked, so it must be an ablation and name its parent.
     if variant.omits and (variant.role != "ablation" or variant.parent is None):

@@ -208,8 +208,9 @@ class Variant(msgspec.Struct, frozen=True):
     shapes, with seed 0, which replace those of a suite.  `any_arch` is True if the manifest names no architectures:
     then `--fa-arch` may select others than `arch`.  `optional` is True for a baseline that runs only if it is named,
     because it needs a package that most machines lack.  `returns` lists the outputs that the kernel writes or returns,
-    `out` and those of parts of attention.  `feature_keys` has the values of keys that
-    belong to features.  `own_truth` is set for a run in which it is compared with the user's functions.
+    `out` and those of parts of attention.  `conventions` has those of the manifest that are not plain.  `feature_keys`
+    has the values of keys that belong to features.  `own_truth` is set for a run in which it is compared with the
+    user's functions.
     """
 
     name: str
@@ -237,6 +238,7 @@ class Variant(msgspec.Struct, frozen=True):
     any_arch: bool = False
     optional: bool = False
     returns: tuple[Returns, ...] = ("out",)
+    conventions: dict[str, str] = {}
     feature_keys: dict[str, Any] = {}
     own_truth: OwnTruth | None = None
 
@@ -330,7 +332,7 @@ class Variant(msgspec.Struct, frozen=True):
             is_free = self.role == "overhead" and is_new and not part.changes_shapes
             if (part.claim_order == 0) is is_first and not is_free:
                 refusal = part.refusal(case, self.supports, self._remedy(part.supports))
-                yield from () if refusal is None else (refusal,)
+                yield from filter(None, (refusal, part.refusal_in(case, self.conventions)))
 
     def _remedy(self, key: str) -> str:
         """What to write if the kernel can compute the case."""

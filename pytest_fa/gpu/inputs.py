@@ -13,6 +13,7 @@ from pytest_fa.attention.arguments import Arguments
 from pytest_fa.attention.dtypes import FORMATS
 from pytest_fa.attention.e4m3 import DESCALES
 from pytest_fa.attention.layout import stored
+from pytest_fa.attention.rows import PLAIN
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import Case
 from pytest_fa.errors import FaError
@@ -29,6 +30,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by element size 
 
 
 NOTHING: Mapping[str, torch.Tensor] = MappingProxyType({})
+ATTRIBUTES = ("descales", "out_dtype", "more", "extra", "conventions", "given")  # of `Inputs`
 
 
 class Inputs(Arguments):  # what only some calls have are attributes
@@ -37,12 +39,17 @@ class Inputs(Arguments):  # what only some calls have are attributes
     Only e4m3 tensors have `descales`.  `out_dtype` is the output's dtype where it is not that of q.  `more` are the
     words of the parts of attention that are no argument of every call, and `extra` are their tensors, as `PartTensor`
     says.  As a tuple, the inputs are those arguments.
+
+    A kernel gets them in the `conventions` of its manifest.  `meant` says what they mean, and `as_given` is then the
+    call itself.
     """
 
     descales: Descales | None
     out_dtype: torch.dtype | None
     more: Mapping[str, Any]
     extra: Mapping[str, torch.Tensor]  # [batch or 1, heads or 1, seq_q or 1, seq_k or 1]
+    conventions: Mapping[str, str]  # those that are not plain
+    given: Inputs | None
 
     def __new__(  # noqa: D102
         cls,
@@ -51,10 +58,13 @@ class Inputs(Arguments):  # what only some calls have are attributes
         out_dtype: torch.dtype | None = None,
         more: Mapping[str, Any] | None = None,
         extra: Mapping[str, torch.Tensor] = NOTHING,
+        conventions: Mapping[str, str] = PLAIN,
+        given: Inputs | None = None,
         **named: Any,  # noqa: ANN401  # those of `Arguments`
     ) -> Self:
         inputs = super().__new__(cls, *arguments, **named)
         inputs.descales, inputs.out_dtype, inputs.more, inputs.extra = descales, out_dtype, more or {}, extra
+        inputs.conventions, inputs.given = conventions, given
         return inputs
 
     @classmethod
@@ -78,8 +88,47 @@ class Inputs(Arguments):  # what only some calls have are attributes
         return cls(q, k, v, scale, **always, descales=descales, out_dtype=out_dtype, more=more, extra=extra)
 
     def _replace(self, **changes: Any) -> Inputs:  # noqa: ANN401  # also of the attributes
-        attributes = {name: getattr(self, name) for name in ("descales", "out_dtype", "more", "extra")}
+        attributes = {name: getattr(self, name) for name in ATTRIBUTES}
         return Inputs(**{**self._asdict(), **attributes, **changes})
+
+    # -- conventions --------------------------------------------------------------------------------------------------
+
+    def convention(self, key: str) -> str | None:
+        """The declared value of a convention; None if it is the plain one."""
+        return self.conventions.get(key)
+
+    def in_conventions(self, conventions: Mapping[str, str]) -> Inputs:
+        """A plain call as a kernel with these conventions gets it."""
+        return self._words_by(parts.given, conventions)
+
+    def meant(self) -> Inputs:
+        """What the call means, in plain conventions, except for those that only a part of attention can follow."""
+        if not self.conventions or self.given is not None:
+            return self
+        meant = self._words_by(parts.meant, self.conventions)
+        for part in parts.PARTS:
+            meant = part.call_meant(meant)
+        return meant._replace(given=self)
+
+    @property
+    def as_given(self) -> Inputs:
+        """The call of which this is the meaning."""
+        return self if self.given is None else self.given
+
+    def in_other_convention(self, key: str, value: str) -> Inputs:
+        """The same call for a kernel that has another value of a convention."""
+        changed = {**self.conventions, key: value}
+        plain = {name: convention.plain for name, (_, convention) in parts.conventions().items()}
+        return self._replace(conventions={name: each for name, each in changed.items() if each != plain[name]})
+
+    def _words_by(self, change: Callable[[str, Any, Mapping[str, str]], Any], conventions: Mapping[str, str]) -> Inputs:
+        """The call with a change of the scale, of each word, and of each tensor of parts."""
+        more, extra = (
+            {name: change(name, value, conventions) for name, value in values.items()}
+            for values in (self.more, self.extra)
+        )
+        scale = change("scale", self.scale, conventions)
+        return self._replace(scale=scale, more=more, extra=extra, conventions=conventions)
 
     @property
     def output_dtype(self) -> torch.dtype:
@@ -179,8 +228,12 @@ class Output(NamedTuple):
         return sum(int((bits_of(own) != bits_of(theirs)).sum()) for own, theirs in pairs)
 
 
-def make_inputs(case: Case, device: torch.device) -> Inputs:
+def make_inputs(case: Case, device: torch.device, conventions: Mapping[str, str] = PLAIN) -> Inputs:
     """N(0, 1) data from the case's seed.  It is drawn on the CPU, so that every device gets the same numbers."""
+    return _drawn(case, device).in_conventions(conventions)
+
+
+def _drawn(case: Case, device: torch.device) -> Inputs:
     generator = torch.Generator().manual_seed(case.seed)
     query_shape = (case.batch, case.heads, case.seq_q, case.head_dim)
     key_shape, value_shape = ((case.batch, case.kv_heads, case.seq_k, dim) for dim in (case.head_dim, case.head_dim_v))
@@ -291,14 +344,20 @@ def poisoned_output(inputs: Inputs, computes: Computes = "attention") -> torch.T
     return poison(empty_output(*inputs[:3], computes, inputs.output_dtype))
 
 
-def poisoned_rows(inputs: Inputs) -> torch.Tensor:
+def poisoned_rows(name: str, inputs: Inputs) -> torch.Tensor:
     """A further output, [batch, heads, seq_q] float32, filled with NaN."""
-    return poison(empty_rows(inputs.q))
+    return poison(as_kernels_have(name, empty_rows(name, inputs.q, inputs.conventions), inputs.conventions))
 
 
-def empty_rows(q: torch.Tensor) -> torch.Tensor:
-    """An uninitialized further output for q, [batch, heads, seq_q, head_dim]: a number for each row."""
-    return q.new_empty(q.shape[:3], dtype=torch.float32)
+def empty_rows(name: str, q: torch.Tensor, conventions: Mapping[str, str]) -> torch.Tensor:
+    """An uninitialized further output for q, [batch, heads, seq_q, head_dim], with the axes that a kernel has."""
+    axes = parts.outputs()[name].row_axes(conventions)
+    return q.new_empty([q.shape[axis] for axis in axes], dtype=torch.float32)
+
+
+def as_kernels_have(name: str, rows: torch.Tensor, conventions: Mapping[str, str]) -> torch.Tensor:
+    """A view of a further output with the axes that a kernel has, or the inverse of it."""
+    return rows.permute(parts.outputs()[name].row_axes(conventions))
 
 
 def poison(out: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.rows import PLAIN
 from pytest_fa.attention.scores import Computes
 from pytest_fa.candidate.agent import Opening, load_variant
 from pytest_fa.candidate.forward import Forward
@@ -19,7 +20,7 @@ from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.errors import FaError, Tampering
 from pytest_fa.gpu.device import synchronize
 from pytest_fa.gpu.guards import Workspaces
-from pytest_fa.gpu.inputs import NOTHING, Inputs
+from pytest_fa.gpu.inputs import NOTHING, Inputs, Output, as_kernels_have
 from pytest_fa.gpu.shared_memory import (
     NoSharedMemory,
     map_on_gpu,
@@ -53,6 +54,7 @@ from pytest_fa.wire.commands import (
     Run,
     Script,
     Series,
+    View,
     WorkspaceBytes,
 )
 from pytest_fa.wire.compiling import COMPILE_SECONDS, CompilingCalls
@@ -85,6 +87,7 @@ class Candidate:
         self._lending: Lending | None = None
         self.device = torch.device("cpu")
         self.why_no_tools: str | None = None
+        self._conventions: Mapping[str, str] = PLAIN  # of the variant
         self.workspaces = Workspaces()
         self.before_launch: Callable[[], object] = lambda: None
         self.before_compilation: Callable[[], object] = lambda: None
@@ -126,6 +129,7 @@ class Candidate:
             self.device = torch.device(device)
             self._lending = self._new_lending()
         self.why_no_tools, self.workspaces = opened.why_no_tools, Workspaces()
+        self._conventions = variant.conventions if variant else PLAIN
         self.compiling.opened(variant.name if variant else "", compiles=opened.compiles)
 
     @property
@@ -296,6 +300,7 @@ class Candidate:
         `allocate` makes a workspace of a size in bytes; without it, each call has a new one, or a guarded one.
         """
         tensors = inputs.tensors
+        more = self._as_kernels_have(more)
         q, k, v, output, *others = self.lending.lend((*inputs[:3], out, *tensors.values(), *more.values()))
         of_tensors = dict(zip(tensors, others, strict=False))
         of_outputs = dict(zip(more, others[len(tensors) :], strict=True))
@@ -308,6 +313,13 @@ class Candidate:
             raise FaError(f"it asks for a workspace of {size} bytes; on {self.device}, at most {most} are allowed")
         (workspace,) = self.lending.lend([allocate(size) if allocate else self.workspaces(size, inputs.q.device)])
         return msgspec.structs.replace(views, workspace=workspace)
+
+    def views_of_output(self, output: Output) -> list[View]:
+        """The views of all outputs of a call."""
+        return self.lending.lend((output.out, *self._as_kernels_have(output.more).values()))
+
+    def _as_kernels_have(self, more: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: as_kernels_have(name, rows, self._conventions) for name, rows in more.items()}
 
     def end_job(self) -> None:
         """Let the candidate forget the job, and take its memory back."""

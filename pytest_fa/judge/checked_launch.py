@@ -8,9 +8,20 @@ import torch
 
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.guards import guard, guard_output
-from pytest_fa.gpu.inputs import Inputs, Output, bits_of, clone, make_inputs, poison, poisoned_output, poisoned_rows
+from pytest_fa.gpu.inputs import (
+    Inputs,
+    Output,
+    as_kernels_have,
+    bits_of,
+    clone,
+    empty_rows,
+    make_inputs,
+    poison,
+    poisoned_output,
+)
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.wire.commands import Disturbance
 
@@ -29,15 +40,19 @@ class CheckedLaunch:
         self.original_inputs = clone(inputs)  # no call sees these
         self._guarded = {name: guard(tensor) for name, tensor in inputs.parts.items()}
         self._guarded["out"] = guard_output(poisoned_output(inputs, computes))
-        self._guarded |= {name: guard_output(poisoned_rows(inputs).flatten()) for name in more}
+        rows = {name: empty_rows(name, inputs.q, inputs.conventions) for name in more}
+        self._guarded |= {name: guard_output(like.flatten()) for name, like in rows.items()}
         # Which every call writes, too, [batch, heads, seq_q] float32 each.
-        self.more_buffers = {name: self._guarded[name].tensor.view(inputs.q.shape[:3]) for name in more}
+        self.more_buffers = {
+            name: as_kernels_have(name, self._guarded[name].tensor.view(like.shape), inputs.conventions)
+            for name, like in rows.items()
+        }
         self.inputs = inputs.with_parts({name: self._guarded[name].tensor for name in inputs.parts})
 
     @classmethod
-    def of_case(cls, candidate: Candidate, case: Case, device: torch.device, more: tuple[str, ...]) -> Self:
-        """A launch on the inputs of a case."""
-        return cls(candidate, make_inputs(case, device), case.computes, more)
+    def of_case(cls, candidate: Candidate, case: Case, device: torch.device, variant: Variant) -> Self:
+        """A launch on the inputs of a case, which asks for all outputs of a variant."""
+        return cls(candidate, make_inputs(case, device, variant.conventions), case.computes, variant.returns[1:])
 
     @property
     def why_no_smem_poison(self) -> str | None:

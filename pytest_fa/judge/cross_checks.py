@@ -19,6 +19,7 @@ def cross_check_all(variants: tuple[Variant, ...], inputs: Inputs, truth: Truth,
 def _cross_check(variant: Variant, inputs: Inputs, truth: Truth, policy: str) -> CrossCheck:
     try:
         with open_forward(variant, None) as forward:
+            inputs = inputs.meant()
             out = forward(inputs.q, inputs.k, inputs.v, **inputs.keywords)
             synchronize(inputs.q.device)
         check = check_output(out, truth, policy)

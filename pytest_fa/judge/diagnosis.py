@@ -44,7 +44,7 @@ def diagnose(
     that an output that was compared with the user's functions is compared with none of them.
     """
     limit = limits(out, truth, check.policy)
-    inputs = inputs.exact()
+    inputs = inputs.exact().meant()
     bad = ~((out.double() - truth.out).abs() <= limit)  # [b, h, sq, d]
     unknown = NOT_COMPARED if check.against else "no known mistake gives this output"
     return Diagnosis(

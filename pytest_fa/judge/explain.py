@@ -91,6 +91,7 @@ class MistakeResult(NamedTuple):
 
     words: str
     truth: Truth
+    is_convention: bool = False
 
 
 class WrongOutput(NamedTuple):
@@ -126,7 +127,8 @@ def explain_attention(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding
         if time.monotonic() > stop_at:
             return _zeros(wrong, inputs)
         if scores_needed(mistake, inputs, fine) <= 2 * most and _may_explain(wrong, predictor, mistake, coarse):
-            results.append(MistakeResult(mistake.words, predictor.predict(mistake, fine)))
+            result = predictor.predict(mistake, fine)
+            results.append(MistakeResult(mistake.words, result, mistake.is_convention))
     roundings = _roundings(wrong, predictor, fine)
     if explanation := _explanation(wrong, [*results, *roundings], fine):
         return explanation
@@ -145,7 +147,7 @@ def explain_scores(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding, .
     if wrong.out.numel() > MAX_SCORES[wrong.out.device.type]:
         return Explanation()
     results = [
-        MistakeResult(mistake.words, mistaken_scores(mistake, inputs, tf32="tf32" in rounds))
+        MistakeResult(mistake.words, mistaken_scores(mistake, inputs, tf32="tf32" in rounds), mistake.is_convention)
         for mistake in score_mistakes(inputs)
     ]
     explanation = _explanation(wrong, results, selection)
@@ -269,8 +271,20 @@ def _undeclared_tf32(wrong: WrongOutput, predictor: Predictor, selection: Select
 def _explanation(wrong: WrongOutput, results: list[MistakeResult], selection: Selection) -> Explanation:
     """Those of the results that are the output, if they are one or two."""
     survivors = [result for result in results if _explains(wrong, result.truth, selection)]
+    if any(result.is_convention for result in survivors):
+        survivors = _without_copies(selection.of(wrong.out), survivors)
     words = _best(selection.of(wrong.out), survivors)
     return Explanation(words, _part(selection, wrong.out)) if 1 <= len(words) <= MAX_NAMES else Explanation()
+
+
+def _without_copies(out: torch.Tensor, survivors: list[MistakeResult]) -> list[MistakeResult]:
+    """The survivors without those that give what an earlier convention gives, too: it has the line to write."""
+    kept: list[MistakeResult] = []
+    for survivor in survivors:
+        result = survivor.truth.out
+        if not any(other.is_convention and _are_same(out, result, other.truth.out) for other in kept):
+            kept.append(survivor)
+    return kept
 
 
 def _best(out: torch.Tensor, survivors: list[MistakeResult]) -> tuple[str, ...]:

@@ -26,7 +26,8 @@ FINITE_STARTS = (0.0, -1e4, -5e4)  # 1e-30 and the like give what 0 gives
 
 
 def attention_mistakes(inputs: Inputs) -> Iterator[Mistake]:
-    """Every known mistake that can change the output of a case."""
+    """Every known mistake that can change the output of a case; what may be a convention comes first."""
+    yield from parts.other_conventions(inputs)
     yield from _key_mistakes(inputs)
     yield from _scale_mistakes(inputs)
     yield from parts.mistakes(inputs)
@@ -139,7 +140,6 @@ def _scale_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     ]
     log2_words = "the softmax scale is multiplied by log2 e once too often: look for exp in place of exp2"
     scales.append((scale * LOG2_E, log2_words))
-    scales.append((scale / LOG2_E, "the softmax scale is missing its log2 e: look for exp2 in place of exp"))
     scales.append((-scale, "the softmax scale has the wrong sign"))
     scales.append((0.0, "the output is the mean of V: all scores are equal, look at Q K^T"))
     scales += [(dim**-0.5, f"the softmax scale is that of D = {dim}, not {head_dim}") for dim in HEAD_DIMS]

@@ -167,7 +167,13 @@ def _timers(
     device = candidates[0].device
     inputs, l2 = truths.with_memory(lambda: make_inputs(pair.case, device)), l2_bytes(device)
     timer_of = {
-        place: ArmTimer(arms[place].variant.name, candidates[place], pair.case, inputs, l2)
+        place: ArmTimer(
+            arms[place].variant.name,
+            candidates[place],
+            pair.case,
+            inputs.in_conventions(arms[place].variant.conventions),
+            l2,
+        )
         for place in setup_order(len(arms), seed)
     }
     return timer_of[0], timer_of[1], timer_of[2]

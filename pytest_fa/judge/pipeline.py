@@ -77,7 +77,7 @@ def run_case(
             meanwhile = warm_up_of(findings.truths, job.case, job.policy, device)
             candidate.open(job.variant, job.library, job.device, job.case.computes, meanwhile=meanwhile)
             findings.is_loaded = True
-            arguments = (candidate, job.case, device, job.variant.returns[1:])
+            arguments = (candidate, job.case, device, job.variant)
             launch = findings.truths.with_memory(lambda: CheckedLaunch.of_case(*arguments))
             findings.out, findings.more = _first_output(job, launch)
         if job.property_name:

@@ -64,7 +64,7 @@ def run_profiler(
         require_unchanged(job.library, job.file_hashes)
         files = FilesOfJob({job.library: job.file_hashes}, (job.variant,))
         candidate.open(job.variant, job.library, "cuda", job.case.computes)
-        inputs = truths.with_memory(lambda: make_inputs(job.case, device))
+        inputs = truths.with_memory(lambda: make_inputs(job.case, device, job.variant.conventions))
         data = FreshData(candidate, job.case, inputs, l2_bytes(device))
         with clock_monitor("cuda") as clocks:
             profiled = profile_calls(data, job.device_us, device_tools(device.index or 0), clocks)

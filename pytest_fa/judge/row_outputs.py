@@ -6,6 +6,7 @@ output.  This module computes it in blocks of queries, so that the scores of lon
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -27,11 +28,12 @@ def make_row_truth(
     part: Part, inputs: Inputs, rounds: tuple[Rounding, ...] = (), policy: str = "same_precision"
 ) -> RowTruth:
     """Compute a further output and its bounds."""
-    inputs = inputs.exact()
+    inputs = inputs.exact().meant()
     k, block_rows, seq_q = _keys(inputs), rows_per_block(inputs), inputs.q.shape[2]
     slices = [slice(start, min(start + block_rows, seq_q)) for start in range(0, seq_q, block_rows)]
     blocks = (part.row_figures(_block(inputs, k, rows, rounds, policy)) for rows in slices)
-    return part.row_truth([torch.cat(tensors, dim=2) for tensors in zip(*blocks, strict=True)], rounds, policy)
+    truth = part.row_truth([torch.cat(tensors, dim=2) for tensors in zip(*blocks, strict=True)], rounds, policy)
+    return truth._replace(conventions=inputs.conventions)
 
 
 def check_rows(name: str, rows: torch.Tensor, truth: RowTruth) -> tuple[Bound, LseCheck]:
@@ -39,7 +41,7 @@ def check_rows(name: str, rows: torch.Tensor, truth: RowTruth) -> tuple[Bound, L
 
     A row without keys must be -inf and a row whose truth is NaN must be NaN; every other row must be finite.
     """
-    got = rows.double()
+    got = parts.outputs()[name].rows_meant(rows, truth.exact, truth.conventions)
     same = (got == truth.exact) | (got.isnan() & truth.exact.isnan())  # -inf is equal to -inf
     error = (got - truth.exact).abs().masked_fill(same, 0.0).nan_to_num(nan=math.inf, posinf=math.inf)
     used = (error / truth.allowed).masked_fill(error == 0, 0.0)
@@ -61,7 +63,10 @@ def explain_rows(part: Part, rows: torch.Tensor, truth: RowTruth, inputs: Inputs
     """The first mistake that gives this output, [batch, heads, seq_q] float32; else in which rows it is wrong."""
     if bool((unwritten := is_poison(rows)).any()):
         return f"the {part.output_title} of {int(unwritten.sum())} of {rows.numel()} rows is not written"
-    inputs = inputs.exact()
+    if cause := _other_convention(part, rows, truth):
+        return cause
+    rows = part.rows_meant(rows, truth.exact, truth.conventions)
+    inputs = inputs.exact().meant()
     count = min(rows_per_block(inputs), rows.shape[2])
     last = slice(rows.shape[2] - count, rows.shape[2])  # the last queries see the most keys
     written, exact, allowed = (tensor[:, :, last].double() for tensor in (rows, truth.exact, truth.allowed))
@@ -88,7 +93,26 @@ def _block(
         return scores if hidden is None else scores.masked_fill(hidden, -math.inf)
 
     q, sinks = inputs.q[:, :, rows].double(), parts.sinks(inputs, positions)
-    return ScoreBlock(q, k, inputs.scale, seen, inputs.output_dtype, rounds, policy, sinks)
+    return ScoreBlock(q, k, inputs.scale, seen, inputs.output_dtype, rounds, policy, sinks, inputs.conventions)
+
+
+def _other_convention(part: Part, rows: torch.Tensor, truth: RowTruth) -> str:
+    """What a kernel does whose output is right in other conventions than the declared ones; empty if there are none."""
+    declared, memory = truth.conventions, rows.permute(part.row_axes(truth.conventions))
+    keys = [key for key, convention in part.conventions.items() if not convention.is_seen_in]
+    choices = [tuple(part.conventions[key].values) for key in keys]
+    tried: list[dict[str, str]] = []
+    for values in itertools.product(*choices):
+        pairs = zip(keys, values, strict=True)
+        tried.append({key: value for key, value in pairs if value != declared.get(key, choices[keys.index(key)][0])})
+    for changes in sorted(tried, key=len)[1:]:  # the first one changes nothing
+        others = {**declared, **changes}
+        axes = part.row_axes(others)
+        other = memory.reshape([rows.shape[axis] for axis in axes]).permute(axes)
+        got = part.rows_meant(other, truth.exact, others)
+        if bool((((got - truth.exact).abs() <= truth.allowed) | (got == truth.exact)).all()):
+            return "; ".join(part.conventions[key].advice(key, declared.get(key), changes[key]) for key in changes)
+    return ""
 
 
 def _where(title: str, rows: torch.Tensor, truth: RowTruth) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
+from pytest_fa.attention import parts
 from pytest_fa.attention.mistake import Mistake
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.float32_error import TF32_SHRINK, UNIT, Float32Error, score_variance
@@ -27,6 +28,7 @@ def make_scores_truth(inputs: Inputs, *, tf32: bool = False) -> Truth:
     V and the mask are not read.  For fp32, the truth includes the size of the error of float32 sums, with `tf32` also
     that of inputs rounded to tf32.
     """
+    inputs = inputs.meant()
     out = _scores(inputs.q, inputs.k, inputs.scale)
     rms_k = inputs.k.double().square().mean((-1, -2)).sqrt()[..., None]  # [batch, kv_heads, 1]
     rms_k = rms_k.repeat_interleave(inputs.q.shape[1] // inputs.k.shape[1], dim=1)
@@ -43,6 +45,7 @@ def _float32_error(inputs: Inputs, out: torch.Tensor, *, tf32: bool) -> Float32E
 
 def score_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     """Common mistakes of scores; each changes the inputs or moves the elements of the output."""
+    yield from parts.other_conventions(inputs)
     q, k, scale = inputs.q, inputs.k, inputs.scale
     scales = {scale * factor: f"the scale is {words}" for factor, words in SCALE_FACTORS}
     scales[1.0] = "the scale is not applied"
@@ -50,10 +53,6 @@ def score_mistakes(inputs: Inputs) -> Iterator[Mistake]:
         scales[scale * scale] = "the scale is 1/D, not 1/sqrt(D): look whether it is applied twice"
     for value, words in scales.items():
         yield Mistake(words, lambda inputs, value=value: inputs._replace(scale=value))  # type: ignore[misc]
-    if k.shape[1] not in (1, q.shape[1]):
-        order = torch.arange(q.shape[1], device=q.device) % k.shape[1]
-        words = "query heads are mapped to key heads modulo, not in groups: look at h % kv_heads"
-        yield Mistake(words, lambda inputs: inputs._replace(k=inputs.k[:, order]))
     if k.shape[2] == k.shape[3]:
         words = "K is transposed once too often, or not at all"
         yield Mistake(words, lambda inputs: inputs._replace(k=inputs.k.transpose(2, 3)))

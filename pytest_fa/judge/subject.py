@@ -70,7 +70,9 @@ class PropertySubject:
 
     def inputs(self, seed: int = 0) -> Inputs:
         """The case's inputs, with data from `seed`."""
-        return self._truths.with_memory(lambda: make_inputs(self._case.with_seed(seed), self.device))
+        return self._truths.with_memory(
+            lambda: make_inputs(self._case.with_seed(seed), self.device, self.variant.conventions)
+        )
 
     def changed(self, inputs: Inputs, change: Callable[[Inputs], Inputs]) -> Inputs:
         """The inputs after `change` of their values, which then are quantised again in e4m3."""
@@ -79,7 +81,7 @@ class PropertySubject:
     def output(self, inputs: Inputs) -> Output:
         """A new output for a call on `inputs`, and the further ones that the variant returns, filled with NaN."""
         return Output(
-            poisoned_output(inputs, self.computes), {name: poisoned_rows(inputs) for name in self.more_outputs}
+            poisoned_output(inputs, self.computes), {name: poisoned_rows(name, inputs) for name in self.more_outputs}
         )
 
     def visible(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -113,7 +113,7 @@ def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread
     and is read by the policy `fp8` only; the same-precision reference then rounds P to e4m3.
     """
     precision = Precision.of(inputs, rounds, p_in_e4m3=with_spread)
-    inputs = inputs.exact()
+    inputs = inputs.exact().meant()
     k, v = repeated_heads(inputs.k, inputs.q), repeated_heads(inputs.v, inputs.q)
     operands = Operands.of(k, v, inputs.scale, with_spread=with_spread)
     whole, rows = _empty_truth(inputs.q, operands), rows_per_block(inputs)

@@ -95,7 +95,7 @@ class TruthStore:
                     f"your reference {own.title} does not return {missing[0]}, which {variant.name} declares in "
                     f"`returns`; return (out, {missing[0]}) in each function; nothing was judged"
                 )
-            return {output: known[output] for output in outputs}
+            return {output: known[output]._replace(conventions=inputs.conventions) for output in outputs}
         return {output: self._row_truth_of(output, inputs, variant.rounds, policy) for output in outputs}
 
     def _truth_of(
@@ -181,7 +181,8 @@ def _key_of(inputs: Inputs) -> tuple[object, ...]:
     tensors, q = inputs.parts.values(), inputs.q
     shapes = tuple(tuple(tensor.shape) for tensor in tensors)
     dtypes = q.dtype, inputs.output_dtype
-    return sha256_of(*tensors), *inputs.parts, shapes, *dtypes, str(q.device), inputs.scale, *inputs.words.items()
+    words = (inputs.scale, *inputs.words.items(), *sorted(inputs.conventions.items()))
+    return sha256_of(*tensors), *inputs.parts, shapes, *dtypes, str(q.device), *words
 
 
 def _versions(tensors: tuple[torch.Tensor, ...]) -> tuple[int, ...]:

@@ -55,5 +55,5 @@ def judge_tiny_case(case: Case, policy: str, device: torch.device) -> Check:
     fingerprints(inputs, out)
     if case.computes == "attention":
         for name, part in parts.outputs().items():
-            check = with_rows(check, name, poisoned_rows(inputs), make_row_truth(part, inputs, (), policy))
+            check = with_rows(check, name, poisoned_rows(name, inputs), make_row_truth(part, inputs, (), policy))
     return check

@@ -51,13 +51,13 @@ def open_module(request: pytest.FixtureRequest, variant: Variant) -> Iterator[Fo
 @contextmanager
 def open_inputs(request: pytest.FixtureRequest, case: Case) -> Iterator[Inputs]:
     """The arguments of a call on the case, on the GPU if there is one.  Skips the test if its variant refuses them."""
-    device = "cuda" if find_gpu() else "cpu"
-    if variant := variant_of(request):
+    device, variant = "cuda" if find_gpu() else "cpu", variant_of(request)
+    if variant:
         if reason := variant.refuses(case):
             pytest.skip(reason)
         device = device_or_skip(variant)
     with device_kept(request, device):
-        yield make_inputs(case, torch.device(device))
+        yield make_inputs(case, torch.device(device), variant.conventions if variant else {})
 
 
 def judge_truth(request: pytest.FixtureRequest, case: Case, inputs: Inputs) -> Truth:

@@ -107,6 +107,7 @@ def _facts(variant: Variant) -> Iterator[tuple[str, str]]:
         "defines": ", ".join(f"{name}={value}" for name, value in variant.defines.items()),
         "flags": " ".join(variant.flags),
         "tolerance": str(variant.tolerance),
+        "conventions": ", ".join(f"{key}: {value}" for key, value in variant.conventions.items()),
         "step": variant.step,
         "because": variant.because,
         "expect": variant.expect,

@@ -101,7 +101,7 @@ def test_a_log_sum_exp_to_base_2(claims: Project, run: Run) -> None:
     """A right output with a wrong log-sum-exp is caught by `lse` alone, and the first line says what it is."""
     failed = [record for record in claims.records if record.variant == "wrong_lse"]
     assert {record.caught_by for record in failed} == {("lse",)}
-    assert "the log-sum-exp is log2, it must be the natural logarithm: multiply it by ln 2" in run.text
+    assert "the log-sum-exp is in base 2: if that is meant, declare `conventions: {lse: base2}`" in run.text
 
 
 def test_a_right_kernel_and_the_lines_below_the_table(run: Run) -> None:

@@ -51,6 +51,16 @@ def _claim_cells(part: Part) -> list[str]:
     return [part.summary, claims, words, f"`{part.output}`" if part.output else NOTHING]
 
 
+def _conventions() -> list[str]:
+    """How kernels count: an item for each key, with the plain value, the others, and what one of them means."""
+    items = []
+    for key, (_, convention) in parts.conventions().items():
+        plain, *others = convention.values
+        meaning = f", {convention.values[others[0]]}" if len(others) == 1 else ""
+        items.append(f"`{key}` (`{plain}`): {', '.join(f'`{value}`' for value in others)}{meaning}")
+    return items
+
+
 def _judged() -> list[list[str]]:
     """What can be judged, and what cannot, with the nearest thing that works.
 
@@ -81,6 +91,7 @@ def _not_judged_cells(row: not_judged.UnjudgedKind) -> list[str]:
 LISTS: dict[str, Callable[[], str]] = {
     "options": lambda: _list(_options()),
     "tokens": lambda: table(_tokens(), "---"),
+    "conventions": lambda: _list(_conventions()),
     "judged": lambda: table(_judged(), "---"),
     "exploits": lambda: _list(exploit_items()),
     "twins": lambda: _list(twin_items()),

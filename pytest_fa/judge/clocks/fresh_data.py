@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.grouped_heads import key_heads
 from pytest_fa.catalog.case import Case
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.device import synchronize
@@ -167,6 +168,7 @@ class FreshData:
                 numbers = torch.empty(len(private), device=private.device)
                 parts.tensor_words()[name].fill(name, numbers, self._generator)
                 private.copy_(numbers)
+                private.copy_(parts.given(name, private, self._like.conventions))
             else:
                 fill_random(private, self._generator)
         synchronize(self.candidate.device)
@@ -218,7 +220,7 @@ class FreshData:
         extra = {
             name: at_places(tensor, batches, heads).clone() for name, tensor in zip(series.moved, more, strict=True)
         }
-        of_keys = place._replace(head=place.head * k.shape[1] // q.shape[1])
+        of_keys = place._replace(head=key_heads(self._like)[place.head])
         places = (place, of_keys, of_keys)
         q, k, v = (where.head_in(tensor).clone() for where, tensor in zip(places, (q, k, v), strict=True))
         descales = self._like.descales and Descales(

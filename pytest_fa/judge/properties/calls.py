@@ -13,7 +13,7 @@ import torch
 from pytest_fa.errors import UnsupportedCase, WrongResult
 from pytest_fa.gpu.device import synchronize
 from pytest_fa.gpu.graphs import CannotCapture
-from pytest_fa.gpu.inputs import Inputs, Output, clone
+from pytest_fa.gpu.inputs import Inputs, Output, as_kernels_have, clone, empty_rows
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.wire.commands import Copy, Launch, Script, ScriptStep, Sleep
 
@@ -39,7 +39,9 @@ def new_shape(subject: PropertySubject) -> None:
     subject.call(inputs, out)
     if inputs.q.stride(0) != inputs.q.shape[1] * inputs.q.stride(1):
         raise UnsupportedCase("in this layout, batches and heads cannot be merged without a copy")
-    merged = out.poison().map(_one_batch)
+    out.poison()
+    of_rows = {name: _one_batch_of_rows(name, rows, inputs) for name, rows in out.more.items()}
+    merged = Output(_one_batch(out.out), of_rows)
     subject.require_right("new_shape", subject.call(_merged(inputs), merged).clone(), _merged(private))
 
 
@@ -54,6 +56,13 @@ def _merged(inputs: Inputs) -> Inputs:
 def _one_batch(tensor: torch.Tensor) -> torch.Tensor:
     batch, heads = tensor.shape[:2]
     return tensor.view(1, batch * heads, *tensor.shape[2:])
+
+
+def _one_batch_of_rows(name: str, rows: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """The memory of a further output, for one batch."""
+    like = empty_rows(name, _one_batch(inputs.q), inputs.conventions)
+    memory = as_kernels_have(name, rows, inputs.conventions).view(like.shape)
+    return as_kernels_have(name, memory, inputs.conventions)
 
 
 def streams(subject: PropertySubject) -> None:
@@ -76,7 +85,7 @@ def _require_own_stream(subject: PropertySubject) -> None:
     call = subject.views_of(late, out)
     copies = zip(candidate.lending.lend(late[:3]), candidate.lending.lend(data[:3]), strict=True)
     # The output is copied in stream order, so that a kernel that writes later is found.
-    kept = zip(candidate.lending.lend(snapshot.tensors), call.written, strict=True)
+    kept = zip(candidate.views_of_output(snapshot), call.written, strict=True)
     arriving, leaving = ([Copy(target, origin) for target, origin in pairs] for pairs in (copies, kept))
     candidate.run_script(Script(((Sleep(SLOW_CYCLES), *arriving, Launch(call), *leaving),)))
     candidate.lending.take_back()
@@ -114,7 +123,7 @@ def _steps(
     call = subject.views_of(inputs, outs[0])
     steps: list[ScriptStep] = [Sleep(10 * SLOW_CYCLES)]
     for out in outs:
-        views = subject.candidate.lending.lend(out.tensors)
+        views = subject.candidate.views_of_output(out)
         steps += [Sleep(generator.randrange(MAX_GAP_CYCLES)), Launch(call.writing(*views))]
     return tuple(steps)
 

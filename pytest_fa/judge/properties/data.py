@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.grouped_heads import key_heads
 from pytest_fa.errors import NoTruth, WrongResult
 from pytest_fa.gpu.inputs import LINEAR_IN, Inputs, Output, clone, is_poison
 from pytest_fa.judge.policies import ulp
@@ -270,10 +271,10 @@ def _require_same_in_other_heads(
 
     Outputs of a deterministic variant are compared bit by bit; other variants' outputs are judged.
     """
-    group = inputs.q.shape[1] // inputs.k.shape[1]  # the query heads that share a head of K and V
-    heads = [head for head in range(before.out.shape[1]) if head != 1 and head // group != 1]
+    heads_of_keys = key_heads(inputs)
+    heads = [head for head in range(before.out.shape[1]) if head != 1 and heads_of_keys[head] != 1]
     if not subject.variant.deterministic:
-        kv_heads = [head // group for head in heads]
+        kv_heads = [heads_of_keys[head] for head in heads]
         exact = inputs.exact()
         extra = exact.extra_at(heads=torch.tensor(heads, device=exact.q.device))
         of_heads = exact._replace(q=exact.q[:, heads], k=exact.k[:, kv_heads], v=exact.v[:, kv_heads], extra=extra)

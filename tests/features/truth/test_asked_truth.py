@@ -6,13 +6,14 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
+from pytest_fa.attention.rows import PLAIN
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.errors import NoTruth
@@ -116,9 +117,10 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
         policy: str = "same_precision",
         max_error: float | None = None,
         rounds: tuple[Rounding, ...] = (),
+        conventions: Mapping[str, str] = PLAIN,
     ) -> Truth:
         own = msgspec.structs.replace(functions_of("truth", f"mine.py:{names}", tmp_path), max_error=max_error)
-        return asked.truth_of(own, inputs_of(case), rounds, policy)
+        return asked.truth_of(own, inputs_of(case).in_conventions(conventions), rounds, policy)
 
     yield ask_for
     near.close()
@@ -144,6 +146,8 @@ def test_functions_get_the_tensors_of_parts(ask: Ask) -> None:
     case = "b2h2s64d64-bf16-sk48-biashq-maskb-seed0"
     truth = ask("with_tensors", case, max_error=1.0)
     assert float((truth.out - make_truth(inputs_of(case)).out).abs().max()) < 1e-12
+    in_others = ask("with_tensors", case, max_error=1.0, conventions={"mask_true": "hides", "scale": "times_log2e"})
+    assert float((in_others.out - truth.out).abs().max()) < 1e-12
     case = "b2h6s64d64-fp16-sink-seed0"
     with pytest.raises(NoTruth, match="takes no keyword argument `sink`, without which this call cannot be judged"):
         ask("truth", case, max_error=1.0)

@@ -285,7 +285,7 @@ def test_a_mistake_is_named(variant_of: VariantOf, right: str, wrong: str, case:
     [
         ("scores[..., :seq_k].logsumexp(-1)", "the sink is left out of the log-sum-exp"),
         ("scores.logsumexp(-1).logaddexp(scores[..., -1])", "the sink is counted twice in the log-sum-exp"),
-        ("scores.logsumexp(-1) / 0.6931472", "the log-sum-exp is log2, it must be the natural logarithm"),
+        ("scores.logsumexp(-1) / 0.6931472", "the log-sum-exp is in base 2"),
     ],
 )
 def test_a_mistake_in_the_log_sum_exp_is_named(variant_of: VariantOf, lse: str, cause: str) -> None:

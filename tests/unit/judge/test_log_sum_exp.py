@@ -74,7 +74,7 @@ def test_a_right_kernel(case: str, tile: int, rounded: bool, factor: float) -> N
 
 
 MISTAKES: dict[str, Callable[[torch.Tensor, Inputs], torch.Tensor]] = {
-    "the log-sum-exp is log2, it must be the natural": lambda scores, _: torch.logsumexp(scores, -1) / math.log(2),
+    "the log-sum-exp is in base 2": lambda scores, _: torch.logsumexp(scores, -1) / math.log(2),
     "the scale is missing": lambda scores, inputs: torch.logsumexp(scores / inputs.scale, -1),
     "the row max is left out": lambda scores, _: torch.logsumexp(scores, -1) - scores.amax(-1),
     "the last tile of 64 keys": lambda scores, _: torch.logsumexp(scores[..., :64], -1),
@@ -190,7 +190,7 @@ def test_nan(snapshot: SnapshotAssertion) -> None:
     truth, right = make_lse_truth(inputs), torch.logsumexp(scores_of(inputs), -1)
     assert check_lse(right, truth)[0].holds
     assert not check_lse(right.nan_to_num(0.0), truth)[0].holds
-    unwritten = poisoned_rows(inputs)
+    unwritten = poisoned_rows("lse", inputs)
     bound, check = check_lse(unwritten, truth)
     assert (bound.holds, bound.value, check.bad_count) == (False, None, 127)
     assert snapshot == explain_lse(unwritten, truth, inputs)

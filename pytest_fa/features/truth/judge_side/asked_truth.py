@@ -131,7 +131,7 @@ class _ExactCall:
     """The arguments of a call in float64, K and V with a head for each head of Q."""
 
     def __init__(self, own: OwnTruth, inputs: Inputs, deadline: float) -> None:
-        exact = inputs.exact()
+        exact = inputs.exact().meant()
         self.own, self.deadline, self.dtype = own, deadline, inputs.output_dtype
         heads = exact.q.shape[1]
         self.q, self.k, self.v = exact.q.double(), repeated(exact.k.double(), heads), repeated(exact.v.double(), heads)
