@@ -121,9 +121,12 @@ def hide_some(numbers: torch.Tensor, hidden: float) -> None:
         numbers[-1:, -1:, :, :half] = hidden
 
 
-def misread(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """A tensor as kernels read it that use another index, each with words for it."""
+def misread(tensor: torch.Tensor, group: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor as kernels with another index read it, each with words for it; `group` heads share one of K and V."""
     batches, heads, queries, keys = tensor.shape
+    if heads > group > 1:
+        by_kv_head = tensor[:, : heads // group].repeat_interleave(group, 1)
+        yield "each head reads that at the index of the head of K and V", by_kv_head
     if heads > 1:
         yield "each head reads that of the next head", tensor.roll(-1, 1)
         yield "each head reads that of the head before it", tensor.roll(1, 1)

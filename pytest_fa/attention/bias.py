@@ -89,7 +89,7 @@ class ScoreBias(PerPair):
         }.items():
             if factor != 1:
                 yield Mistake(f"the bias is {words}: {LOOK}", score=_added(bias, factor))
-        for words, other in misread(bias):
+        for words, other in misread(bias, inputs.q.shape[1] // inputs.k.shape[1]):
             yield Mistake(
                 f"the bias of another place is added: {words}: {LOOK}", score=_added(other), hide=_hide(other)
             )

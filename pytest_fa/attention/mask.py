@@ -74,7 +74,7 @@ class BooleanMask(PerPair):
         if mask is None:
             return
         yield Mistake(f"the mask is ignored: {LOOK}", hide=nothing)
-        for words, other in misread(mask):
+        for words, other in misread(mask, inputs.q.shape[1] // inputs.k.shape[1]):
             yield Mistake(f"the mask of another place is used: {words}: {LOOK}", hide=hide_where(~other))
         yield Mistake(
             "the mask is added to the scores as 0 and 1: it is boolean, hide where it is false",

@@ -17,10 +17,10 @@ from pytest_fa.attention.token import Choice
 if TYPE_CHECKING:
     import torch
 
-# The sinks of heads, in turn, beginning with the first or the fourth: with two heads or more, some are none, and some
-# outweigh every key.  At 100, exp(sink - max of the keys) overflows in float32.
-SINKS = (3.0, -math.inf, 0.0, 12.0, 100.0, -50.0)
-STARTS = 2
+# The sinks of the heads, in turn; the seed chooses one of two lists.  The second head has none, so that its rows that
+# see no key have nothing at all.  At 100, exp(sink - max of the keys) overflows in float32.
+SINKS = ((3.0, -math.inf, 0.0, 12.0, 100.0, -50.0), (100.0, -math.inf, -50.0, 3.0, 12.0, 0.0))
+EMPTY_ROWS = (150, 77, {"causal": "bottom_right"})  # queries, keys and fields of a case in which some rows see no key
 SPLITS = (2, 4, 8)
 ELEMENT_BYTES = 4
 LOOK = "look at the sink"
@@ -63,6 +63,11 @@ class AttentionSink(Part):
         """The sink that was not judged."""
         return "an attention sink" if claim else "attention without a sink"
 
+    def sized_in_turn(self, claim: Any) -> tuple[tuple[int, int, Mapping[str, Any]], ...]:  # one of `claims`
+        """Rows that see no key, which are 0 and have the sink as their log-sum-exp."""
+        queries, keys, fields = EMPTY_ROWS
+        return ((queries, keys, {**fields, "sink": True}),) if claim else ()
+
     # -- the call ---------------------------------------------------------------------------------------------------
 
     def axes(self, word: str, case: Shape) -> tuple[bool, bool, bool, bool] | None:  # noqa: ARG002  # the only one
@@ -70,12 +75,11 @@ class AttentionSink(Part):
         return (False, True, False, False) if case.value_of("sink") else None
 
     def fill(self, word: str, numbers: torch.Tensor, generator: torch.Generator) -> None:  # noqa: ARG002  # as above
-        """`SINKS` in turn."""
+        """One of `SINKS`, in turn."""
+        sinks = SINKS[int(numbers.new_empty(1).uniform_(0, len(SINKS), generator=generator).clamp_max(len(SINKS) - 1))]
         flat = numbers.view(-1)
-        step = len(SINKS) // STARTS
-        start = step * int(numbers.new_empty(1).uniform_(0, STARTS, generator=generator).clamp_max(STARTS - 1))
-        for place in range(len(SINKS)):
-            flat[place :: len(SINKS)] = SINKS[(start + place) % len(SINKS)]
+        for place, sink in enumerate(sinks):
+            flat[place :: len(sinks)] = sink
 
     def plain_argument(self, word: str) -> None:  # noqa: ARG002  # the only one
         """No tensor."""

@@ -299,6 +299,7 @@ MISTAKES = [
     (BIAS, f"{BIAS} / 0.6931472", "biasq", "the bias is multiplied by log2 e once too often"),
     (BIAS, f"{BIAS}.roll(-1, 1)", "biasbhq", "each head reads that of the next head"),
     (BIAS, f"{BIAS}[:, :1]", "biashq", "each head reads that of head 0"),
+    (BIAS, f"{BIAS}[:, :2].repeat_interleave(2, 1)", "kv2-biashq", "that at the index of the head of K and V"),
     (BIAS, f"{BIAS}[:1]", "biasbq", "each batch reads that of batch 0"),
     (BIAS, f"{BIAS}.roll(-1, 2)", "biasq", "each query reads that of the next query"),
     (BIAS, f"{BIAS}.transpose(2, 3)", "biasq", "it is read transposed, with query and key exchanged"),
@@ -308,6 +309,12 @@ MISTAKES = [
     ("~attn_mask", "attn_mask", "mask", "the mask is inverted: true hides a key"),
     ("~attn_mask", "~attn_mask.roll(-1, 1)", "maskhq", "each head reads that of the next head"),
     ("~attn_mask", "~attn_mask[:, :1]", "maskbh", "each head reads that of head 0"),
+    (
+        "~attn_mask",
+        "~attn_mask[:, :2].repeat_interleave(2, 1)",
+        "kv2-maskhq",
+        "that at the index of the head of K and V",
+    ),
     ("~attn_mask", "~attn_mask[:1]", "maskb", "each batch reads that of batch 0"),
     ("~attn_mask", "~attn_mask.transpose(2, 3)", "maskq", "it is read transposed, with query and key exchanged"),
     (

@@ -113,12 +113,13 @@ def test_the_truth(case: str, seed: int) -> None:
 
 
 def test_heads_have_all_sinks() -> None:
-    """Six heads have all six; a single head has one that changes the output; the seed chooses the first."""
+    """Six heads have all six; a single head has one that changes the output, and the second has none, with any seed."""
     sinks = [make_inputs(parse_case(f"b1h6s8d8-fp16-sink-seed{seed}"), CPU).extra["sink"] for seed in range(8)]
     assert {frozenset(each.flatten().tolist()) for each in sinks} == {frozenset((-math.inf, 0, 3, 12, 100, -50))}
     assert len({float(each[0, 0]) for each in sinks}) == 2
+    assert {float(each[0, 1]) for each in sinks} == {-math.inf}
     first = {float(make_inputs(parse_case(f"b1h1s8d8-fp16-sink-seed{seed}"), CPU).extra["sink"]) for seed in range(8)}
-    assert first == {3.0, 12.0}
+    assert first == {3.0, 100.0}
 
 
 def test_other_data_stay() -> None:
@@ -192,6 +193,24 @@ def test_what_is_claimed_is_judged(variant_of: VariantOf) -> None:
     masks = {case.causal for case in cases if case.value_of("sink")}
     assert masks == {"none", "top_left", "bottom_right"}
     assert all(parse_case(case.id) == case for case in cases)
+
+
+UNGUARDED = """\
+    if sink is not None:
+        largest = scores.amax(-1, keepdim=True)
+        scores = scores - largest
+        p = scores.exp() / scores.exp().sum(-1, keepdim=True)
+        return out.copy_(torch.where(largest == -torch.inf, sinks.isneginf() * torch.nan, p[..., :seq_k] @ v.float()))
+    if lse is not None:
+"""
+
+
+def test_a_row_without_keys_and_sink_is_judged(variant_of: VariantOf) -> None:
+    """The claims have a case with such rows: a kernel that computes -inf - (-inf) there is wrong."""
+    supports = "{device: [cpu], dtype: [fp16], causal: [none, bottom_right], sink: true}"
+    variant = variant_of(KERNEL.replace("    if lse is not None:\n", UNGUARDED, 1), supports, "")
+    cases = [case for case in claim_cases(variant, []) if case.value_of("sink")]
+    assert {run_case(cpu_job(variant, case.id, repeats=2)).outcome for case in cases} == {"ok", "wrong"}
 
 
 # -- the tensor is guarded as q, k and v ------------------------------------------------------------------------------
