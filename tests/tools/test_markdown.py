@@ -244,7 +244,11 @@ def test_an_unknown_kind_is_named(tmp_path: Path) -> None:
     """For a kind, a list or a file that does not exist, the message says which ones do."""
     for kind, words, message in (
         ("speeds", "all", "fa-<kind>, is 'speeds' (allowed: variants, shapes, findings, screen, file, list)"),
-        ("list", "all", "the list of fa-list is 'all' (allowed: options, tokens, judged, exploits, twins)"),
+        (
+            "list",
+            "all",
+            "the list of fa-list is 'all' (allowed: options, tokens, conventions, judged, exploits, twins)",
+        ),
         ("file", "profiles/cpu/all.json", "the file of fa-file is 'all.json' (allowed: noise.json, pipes.json)"),
     ):
         with pytest.raises(TableProblem) as raised:
