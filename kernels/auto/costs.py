@@ -1,8 +1,8 @@
 """The expected time of each rung: fitted from saved records by `python -m kernels.auto.costs profiles/nvidia-h200 ...`.
 
 `costs.json` has, for each GPU, rung and kind of problem (`d64`, or `d64-masked`), the microseconds of each term of
-`work.py`, and the measured times.  An expected time is the sum of the terms, corrected by how far the measured times of
-like problems are from theirs; that of a measured problem is the measured one.
+`work.py`, and the measured times.  An expected time is the sum of the terms.  The errors of that sum at the nearest
+measured problems correct it.  A problem that was measured on the same GPU is expected to take what it took.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .work import FEW_QUERIES, RUNGS, Terms
 
 COSTS = Path(__file__).with_name("costs.json")
 MEASURED = ("fp16", "e4m3")  # the dtypes of records that are fitted
-LIKE = 0.7  # the distance at which a measured problem's correction counts e times less
+LENGTH_SCALE = 0.7  # of the Gaussian weights: at this distance, a measured problem counts e times less
 PRIOR = 0.3  # the weight of "no correction" beside those of measured problems
-FEWEST = 12  # measured problems for a fit, more than there are terms
+MIN_MEASURED = 12  # measured problems for a fit, more than there are terms
 SMS = 132  # of a GPU with records alone
 
 Measured = dict[str, dict[str, dict[str, dict[str, float]]]]  # us by GPU, rung, kind and shape
-Table = Mapping[str, Mapping[str, Any]]  # by GPU: `copy_gb_per_s`, and `rungs` by rung and kind: `us`, `measured`
+Table = Mapping[str, Mapping[str, Any]]  # by GPU: `sms`, `copy_gb_per_s`, `rungs` (see above)
 
 
 def main(folders: list[str]) -> int:
@@ -86,7 +86,7 @@ def fitted(
             "rungs": {
                 rung: _of_kinds(rung, kinds, sms.get(gpu, SMS))
                 for rung, kinds in sorted(rungs.items())
-                if rung not in wrong and any(len(times) >= FEWEST for times in kinds.values())
+                if rung not in wrong and any(len(times) >= MIN_MEASURED for times in kinds.values())
             },
         }
         for gpu, rungs in sorted(measured.items())
@@ -97,7 +97,7 @@ def _of_kinds(rung: str, kinds: Mapping[str, Mapping[str, float]], sms: int) -> 
     return {
         kind: {"us": _fit(rung, times, sms), "measured": dict(sorted(times.items()))}
         for kind, times in sorted(kinds.items())
-        if len(times) >= FEWEST
+        if len(times) >= MIN_MEASURED
     }
 
 
@@ -177,7 +177,9 @@ class Costs:
         if self._is_own and problem in measured:
             return Expected(measured[problem].us, rung, is_measured=True)
         position = problem.position()
-        weights = [math.exp(-((math.dist(position, other.position) / LIKE) ** 2)) for other in measured.values()]
+        weights = [
+            math.exp(-((math.dist(position, other.position) / LENGTH_SCALE) ** 2)) for other in measured.values()
+        ]
         weighted = sum(weight * other.error for weight, other in zip(weights, measured.values(), strict=True))
         correction = math.exp(weighted / (sum(weights) + PRIOR))
         us = _sum(RUNGS[rung](problem, self._sms), self._rungs[rung][kind]["us"])

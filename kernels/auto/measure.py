@@ -29,17 +29,16 @@ from pytest_fa.records.environment import read_environment
 from pytest_fa.records.source import read_source
 
 from .entry import FOLDER, loaded_variant, variants
-from .problem import Problem
+from .problem import L2_MEGABYTES, Problem
 from .rung_times import RungTimes, write_rung_times
 from .work import FEW_QUERIES, RUNGS
 
 PASSES = 5  # in which the rungs take turns
-MOST_FLOPS, MOST_BYTES = 4e11, 6e8  # a call takes less than a millisecond
-MOST_ROWS = 1024  # of a key/value head, for the rungs for few queries
-MEGABYTES_IN_L2 = 60  # problems that fit into L2 get more buffers
+MAX_FLOPS, MAX_BYTES = 4e11, 6e8  # a call takes less than a millisecond
+MAX_ROWS = 1024  # of a key/value head, for the rungs for few queries
 TOLERANCES = {"fp16": 2e-2, "e4m3": 2e-1}  # between the outputs of two rungs
 E4M3_FROM = 256  # keys of the problems in e4m3
-SEED, RANDOM = 1, 800
+SEED, RANDOM_PROBLEMS = 1, 800
 
 Call = Callable[[], object]
 
@@ -54,7 +53,10 @@ class Buffers(NamedTuple):
 
 
 def main() -> int:
-    """Measure until all problems or the seconds are done; returns 2, with one line, where it cannot."""
+    """Measure until all problems or the seconds are done, and write the times.
+
+    Returns 2 after one line without a GPU, or where a rung fails; the times before that are written.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=240.0, help="the time after which no problem is begun")
     parser.add_argument("--profiles", type=Path, default=FOLDER.parents[1] / "profiles")
@@ -62,7 +64,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         sys.stderr.write("no GPU: the rungs are timed on the GPU that `auto` is to choose for\n")
         return 2
-    end, us = time.monotonic() + arguments.seconds, {}
+    end, us, status = time.monotonic() + arguments.seconds, {}, 0
     for problem in problems():
         if time.monotonic() > end:
             break
@@ -70,19 +72,20 @@ def main() -> int:
             us[_case(problem).shape_id] = times_of(problem)
         except FaError as failure:
             sys.stderr.write(f"{failure}\n")
-            return 2
+            status = 2
+            break
     environment, source = read_environment(), read_source(FOLDER.parents[1])
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     sms = torch.cuda.get_device_properties("cuda").multi_processor_count
     path = write_rung_times(RungTimes(us, environment, source, measured_at, sms), arguments.profiles)
     sys.stdout.write(f"{path}: {len(us)} problems\n")
-    return 0
+    return status
 
 
 def problems() -> list[Problem]:
     """The problems that users have most, then random ones; the same on each GPU."""
     generator = random.Random(SEED)  # noqa: S311  # no secret
-    found = list(dict.fromkeys((*_common(), *itertools.islice(_random(generator), RANDOM))))
+    found = list(dict.fromkeys((*_common(), *itertools.islice(_random(generator), RANDOM_PROBLEMS))))
     generator.shuffle(found)  # so that fewer seconds leave out problems of every kind
     return found
 
@@ -118,7 +121,7 @@ def _random(generator: random.Random) -> Iterator[Problem]:
 def _small(found: tuple[Problem, ...]) -> Iterator[Problem]:
     for problem in found:
         flops = 4 * problem.batch * problem.heads * problem.seq_q * problem.seq_k * problem.head_dim
-        if problem.heads <= 64 and flops < MOST_FLOPS and problem.megabytes() * 1e6 < MOST_BYTES:  # noqa: PLR2004
+        if problem.heads <= 64 and flops < MAX_FLOPS and problem.megabytes() * 1e6 < MAX_BYTES:  # noqa: PLR2004
             yield problem
 
 
@@ -127,7 +130,7 @@ def times_of(problem: Problem) -> dict[str, float]:
 
     Raises `FaError` if the outputs of two rungs differ.
     """
-    sets = [_buffers(problem) for _ in range(2 if problem.megabytes() > MEGABYTES_IN_L2 else 4)]
+    sets = [_buffers(problem) for _ in range(2 if problem.megabytes() > L2_MEGABYTES else 4)]
     calls = {name: _calls(name, problem, sets) for name in RUNGS if _takes(variants()[name], name, problem)}
     outputs = {}
     for name, of_sets in calls.items():
@@ -152,7 +155,7 @@ def times_of(problem: Problem) -> dict[str, float]:
 def _takes(variant: Variant, name: str, problem: Problem) -> bool:
     """Whether a rung supports the problem; with many queries, those for few take many times as long."""
     rows = problem.seq_q * problem.heads // problem.kv_heads
-    return variant.refuses(_case(problem)) is None and (name not in FEW_QUERIES or rows <= MOST_ROWS)
+    return variant.refuses(_case(problem)) is None and (name not in FEW_QUERIES or rows <= MAX_ROWS)
 
 
 def _case(problem: Problem) -> Case:

@@ -24,12 +24,12 @@ LONG_SHAPES = {
 LONG_RUNNING = (1, 2, 3, 4)
 E4M3_WIDE = {64: (2, 128, 500), 128: (2, 128, 900)}  # `fp8_overlap`, likewise
 E4M3_TALL = {64: (3, 96, 500), 128: (2, 128, 900)}  # `fp8_max`
-WORK_TILE_US, MERGE_US, MOST_PARTS = 1.5, 6.0, 16
+WORK_TILE_US, MERGE_US, MAX_PARTS = 1.5, 6.0, 16
 SPLIT_HEAD_DIM = 128  # the one at which `long_split` divides work tiles
 # `decode_cluster`: kB per us that an SM and the whole GPU read, and the cost of clusters, as its launcher expects.
 MMA_ROWS = 16
 SM_KB, GPC_KB, GPU_KB = 65.0, 690.0, 4500.0
-CLUSTER_US, CLUSTERS_US, EACH_CLUSTER_US, MOST_CLUSTERS = 0.7, 2.5, 0.1, 16
+CLUSTER_US, CLUSTERS_US, EACH_CLUSTER_US, MAX_CLUSTERS = 0.7, 2.5, 0.1, 16
 CLUSTERS_AT_ONCE = (1.0, 1 / 2, 30 / 132, 14 / 132, 7 / 132)  # of 1 to 16 blocks, for each SM
 
 
@@ -118,7 +118,7 @@ def _long_plan(problem: Problem, sms: int, shape: tuple[int, int, int], *, skips
 
 def _parts(key_tiles: int, rest: int, most_blocks: int, key_tile_us: float) -> int:
     """Into how many parts `long_split` divides each work tile of the last round; 1 for none."""
-    parts = min(MOST_PARTS, most_blocks // rest, key_tiles) if rest else 1
+    parts = min(MAX_PARTS, most_blocks // rest, key_tiles) if rest else 1
     gained_us = (key_tiles - key_tiles // max(1, parts)) * key_tile_us
     return parts if parts > 1 and gained_us > WORK_TILE_US + MERGE_US else 1
 
@@ -166,13 +166,13 @@ def _busiest(lengths: Sequence[float], copies: int, slots: int, *, in_order: boo
 
     Each tile is dealt to the slot with the least work: the longest first, or, with `in_order`, as they come.
     """
-    if in_order and len(lengths) * copies <= MOST_DEALT:
+    if in_order and len(lengths) * copies <= MAX_DEALT:
         loads = [(0.0, 0)] * slots
         for length in itertools.chain.from_iterable(itertools.repeat(lengths, copies)):
             work, tiles = loads[0]
             heapq.heapreplace(loads, (work + length, tiles + 1))
         return max(loads)
-    if len(lengths) * copies > MOST_ROUNDS * slots:
+    if len(lengths) * copies > MAX_ROUNDS * slots:
         return sum(lengths) * copies / slots, len(lengths) * copies / slots
     slots_with: dict[tuple[float, int], int] = {(0.0, 0): slots}  # by work and number of tiles
     for length in sorted(lengths, reverse=True):
@@ -190,13 +190,13 @@ def _busiest(lengths: Sequence[float], copies: int, slots: int, *, in_order: boo
     return max(slots_with)
 
 
-MOST_ROUNDS = 64  # with more, all slots have nearly the same work
-MOST_DEALT = 4000  # tiles that are dealt one by one; with more, the order matters little
+MAX_ROUNDS = 64  # with more, all slots have nearly the same work
+MAX_DEALT = 4000  # tiles that are dealt one by one; with more, the order matters little
 RUNGS: dict[str, Callable[[Problem, int], Terms]] = {
     "cluster_latency": latency_terms,
     "long_shapes": lambda problem, sms: long_terms(problem, sms, skips=False, splits=False),
     "long_split": lambda problem, sms: long_terms(problem, sms, skips=True, splits=True),
-    "decode_cluster": lambda problem, sms: decode_terms(problem, sms, most_clusters=MOST_CLUSTERS),
+    "decode_cluster": lambda problem, sms: decode_terms(problem, sms, most_clusters=MAX_CLUSTERS),
     "decode_one_cluster": lambda problem, sms: decode_terms(problem, sms, most_clusters=1),
     "fp8_overlap": lambda problem, sms: e4m3_terms(problem, sms, E4M3_WIDE),
     "fp8_max": lambda problem, sms: e4m3_terms(problem, sms, E4M3_TALL),
