@@ -28,7 +28,7 @@ from .work import FEW_QUERIES, RUNGS, Terms
 
 COSTS = Path(__file__).with_name("costs.json")
 MEASURED = ("fp16", "e4m3")  # the dtypes of records that are fitted
-LENGTH_SCALE = 0.7  # of the Gaussian weights: at this distance, a measured problem counts e times less
+LENGTH_SCALE = 1.0  # of the Gaussian weights: at this distance, a measured problem counts e times less
 PRIOR = 0.3  # the weight of "no correction" beside those of measured problems
 MIN_MEASURED = 12  # measured problems for a fit, more than there are terms
 SMS = 132  # of a GPU with records alone

@@ -1,8 +1,11 @@
-"""Time the rungs on this GPU, for `auto`: `python -m kernels.auto.measure [--seconds 240]`.
+"""Time the rungs on this GPU, for `auto`: `python -m kernels.auto.measure [--seconds 240] [--unseen]`.
 
 It writes `profiles/<gpu>/rungs.json`, from which `python -m kernels.auto.costs` fits the costs.  The problems are those
-that users have most, and random ones.  The rungs of a problem take turns, so that a clock that changes under load
-changes for all of them.  Their outputs must agree; whether they are correct, the suite judges.
+that users have most, and random ones.  With `--unseen` it times other random problems, also with SDPA, and writes
+`unseen.json`, which shows how good the choices are where nothing was fitted.
+
+The rungs of a problem take turns, so that a clock that changes under load changes for all of them.  Their outputs must
+agree; whether they are correct, the suite judges.
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ import torch
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.errors import FaError
+from pytest_fa.errors import FaError, UnsupportedCase
 from pytest_fa.gpu.quantised import E4M3
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.source import read_source
 
 from .entry import FOLDER, loaded_variant, variants
 from .problem import L2_MEGABYTES, Problem
-from .rung_times import RungTimes, write_rung_times
+from .rung_times import SDPA, UNSEEN, RungTimes, write_rung_times
 from .work import FEW_QUERIES, RUNGS
 
 PASSES = 5  # in which the rungs take turns
@@ -39,6 +42,7 @@ MAX_ROWS = 1024  # of a key/value head, for the rungs for few queries
 TOLERANCES = {"fp16": 2e-2, "e4m3": 2e-1}  # between the outputs of two rungs
 E4M3_FROM = 256  # keys of the problems in e4m3
 SEED, RANDOM_PROBLEMS = 1, 800
+UNSEEN_SEED, UNSEEN_PROBLEMS = 2, 120
 
 Call = Callable[[], object]
 
@@ -60,16 +64,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=240.0, help="the time after which no problem is begun")
     parser.add_argument("--profiles", type=Path, default=FOLDER.parents[1] / "profiles")
+    parser.add_argument("--unseen", action="store_true", help="time problems that no cost is fitted to, and SDPA")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.stderr.write("no GPU: the rungs are timed on the GPU that `auto` is to choose for\n")
         return 2
     end, us, status = time.monotonic() + arguments.seconds, {}, 0
-    for problem in problems():
+    todo, names = (unseen_problems(), (*RUNGS, *SDPA)) if arguments.unseen else (problems(), tuple(RUNGS))
+    for problem in todo:
         if time.monotonic() > end:
             break
         try:
-            us[_case(problem).shape_id] = times_of(problem)
+            us[_case(problem).shape_id] = times_of(problem, names)
         except FaError as failure:
             sys.stderr.write(f"{failure}\n")
             status = 2
@@ -77,7 +83,8 @@ def main() -> int:
     environment, source = read_environment(), read_source(FOLDER.parents[1])
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     sms = torch.cuda.get_device_properties("cuda").multi_processor_count
-    path = write_rung_times(RungTimes(us, environment, source, measured_at, sms), arguments.profiles)
+    times = RungTimes(us, environment, source, measured_at, sms)
+    path = write_rung_times(times, arguments.profiles, *((UNSEEN,) if arguments.unseen else ()))
     sys.stdout.write(f"{path}: {len(us)} problems\n")
     return status
 
@@ -88,6 +95,13 @@ def problems() -> list[Problem]:
     found = list(dict.fromkeys((*_common(), *itertools.islice(_random(generator), RANDOM_PROBLEMS))))
     generator.shuffle(found)  # so that fewer seconds leave out problems of every kind
     return found
+
+
+def unseen_problems() -> list[Problem]:
+    """Random problems that are none of `problems()`; the same on each GPU."""
+    seen = set(problems())
+    drawn = _random(random.Random(UNSEEN_SEED))  # noqa: S311  # no secret
+    return list(itertools.islice((problem for problem in drawn if problem not in seen), UNSEEN_PROBLEMS))
 
 
 def _common() -> Iterator[Problem]:
@@ -125,17 +139,22 @@ def _small(found: tuple[Problem, ...]) -> Iterator[Problem]:
             yield problem
 
 
-def times_of(problem: Problem) -> dict[str, float]:
-    """The microseconds per call of each rung that takes the problem.
+def times_of(problem: Problem, names: tuple[str, ...]) -> dict[str, float]:
+    """The microseconds per call of each of the variants that takes the problem.
 
-    Raises `FaError` if the outputs of two rungs differ.
+    Raises `FaError` if the outputs of two of them differ.
     """
     sets = [_buffers(problem) for _ in range(2 if problem.megabytes() > L2_MEGABYTES else 4)]
-    calls = {name: _calls(name, problem, sets) for name in RUNGS if _takes(variants()[name], name, problem)}
-    outputs = {}
-    for name, of_sets in calls.items():
-        of_sets[0]()
-        outputs[name] = sets[0].out.float()
+    calls, outputs = {}, {}
+    for name in names:
+        if not _takes(variants()[name], name, problem):
+            continue
+        of_sets = _calls(name, problem, sets)
+        try:
+            of_sets[0]()
+        except UnsupportedCase:  # a backend of SDPA says so in its first call
+            continue
+        calls[name], outputs[name] = of_sets, sets[0].out.float()
     first, *others = outputs
     for name in others:
         difference = float((outputs[name] - outputs[first]).abs().max())
@@ -154,8 +173,7 @@ def times_of(problem: Problem) -> dict[str, float]:
 
 def _takes(variant: Variant, name: str, problem: Problem) -> bool:
     """Whether a rung supports the problem; with many queries, those for few take many times as long."""
-    rows = problem.seq_q * problem.heads // problem.kv_heads
-    return variant.refuses(_case(problem)) is None and (name not in FEW_QUERIES or rows <= MAX_ROWS)
+    return variant.refuses(_case(problem)) is None and (name not in FEW_QUERIES or problem.rows() <= MAX_ROWS)
 
 
 def _case(problem: Problem) -> Case:

@@ -32,6 +32,10 @@ class Problem(NamedTuple):
         """Whether a causal mask hides keys."""
         return self.causal != "none"
 
+    def rows(self) -> int:
+        """The queries of all heads that share a key/value head."""
+        return self.seq_q * (self.heads // self.kv_heads)
+
     def visible(self, query: int) -> int:
         """The number of keys that a query sees."""
         if not self.is_masked:

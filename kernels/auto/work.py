@@ -125,7 +125,7 @@ def _parts(key_tiles: int, rest: int, most_blocks: int, key_tile_us: float) -> i
 
 def decode_terms(problem: Problem, sms: int, *, most_clusters: int) -> Terms:
     """The rungs of `decode_cluster`: a tile has the queries of all heads that share a key/value head."""
-    rows = problem.seq_q * (problem.heads // problem.kv_heads)
+    rows = problem.rows()
     row_tiles = 2 if rows > MMA_ROWS else 1
     tiles = problem.batch * problem.kv_heads * math.ceil(rows / (MMA_ROWS * row_tiles))
     tile_kb = problem.seq_k * problem.head_dim * 4 / 1e3

@@ -20,6 +20,9 @@ A table is between two comments.  The first comment says what the table shows:
     <!-- fa-file profiles/nvidia-h200/noise.json -->
     <!-- /fa-file -->
 
+    <!-- fa-regret profiles/nvidia-h200 -->
+    <!-- /fa-regret -->
+
     <!-- fa-list options -->
     <!-- /fa-list -->
 
@@ -33,7 +36,7 @@ import sys
 from pathlib import Path
 
 from pytest_fa.errors import FaError
-from tools.docs import file_block, findings_block, list_block, screen_block, shapes_block, variants_block
+from tools.docs import file_block, findings_block, list_block, regret_block, screen_block, shapes_block, variants_block
 from tools.docs.block import TableProblem, one_of
 
 KINDS = {
@@ -43,6 +46,7 @@ KINDS = {
     "screen": screen_block.block,
     "file": file_block.block,
     "list": list_block.block,
+    "regret": regret_block.block,
 }
 
 BLOCK = re.compile(
