@@ -95,7 +95,7 @@ def test_the_last_of_several_saves_counts(good: Project) -> None:
         for number in range(3):
             source_of(good).write_text(f"{SLOW_SOURCE}# {number}\n", encoding="utf-8")
         run.saved(source_of(good), f"{PYTHON_SOURCE}# the last one\n")
-        assert re.findall(VERDICT, run.text[place:]) == ["right"]
+        assert re.findall(VERDICT, run.text[place:]) == ["correct"]
 
 
 @pytest.mark.nightly
@@ -109,7 +109,7 @@ def test_a_save_abandons_the_run(good: Project) -> None:
         run.saved(source_of(good), PYTHON_SOURCE + "# quick\n")
         assert run.interrupt() == pytest.ExitCode.OK
     assert "fa: another save: this run is abandoned\n" in run.text[place:]
-    assert re.findall(VERDICT, run.text[place:]) == ["right"]
+    assert re.findall(VERDICT, run.text[place:]) == ["correct"]
 
 
 def test_ctrl_c_in_the_middle_of_a_run_is_an_interruption(good: Project) -> None:
@@ -164,7 +164,7 @@ def test_what_the_first_run_has_not_reached_is_judged(project: Project) -> None:
     with WatchedRun(project, "-x", *QUICK).started() as run:
         text = run.saved(source_of(project, "first"), PYTHON_SOURCE)
         assert run.interrupt() == pytest.ExitCode.TESTS_FAILED
-    assert ["first: 1 of 1", "second: 0 of 1"] == re.findall(r"(\w+: \d of \d) checks right", text)
+    assert ["first: 1 of 1", "second: 0 of 1"] == re.findall(r"(\w+: \d of \d) checks passed", text)
     assert "\nfa: not correct: second, " in text
 
 
@@ -175,7 +175,7 @@ def test_what_was_not_run_is_no_success(good: Project) -> None:
     with WatchedRun(good, "--fa-arch=sm_90a", "-k", "test_correct", *QUICK).started() as run:
         text = run.saved(source_of(good), f"{PYTHON_SOURCE}# edited\n")
         assert run.interrupt() == pytest.ExitCode.TESTS_FAILED
-    assert "  good: 1 of 1 checks right" in text
+    assert "  good: 1 of 1 checks passed" in text
     assert "\nfa: not run: one, " in text
 
 
@@ -203,7 +203,7 @@ def test_only_selected_variants_are_watched(project: Project) -> None:
         run.saved(source_of(project, "one"), f"{PYTHON_SOURCE}# edited\n")
         assert run.interrupt() == pytest.ExitCode.OK
     assert "fa: watching 2 files of one; Ctrl-C ends\n" in run.text
-    assert ["right"] == re.findall(VERDICT, run.text[place:])
+    assert ["correct"] == re.findall(VERDICT, run.text[place:])
     assert "two" not in run.text[place:]
 
 
@@ -231,7 +231,7 @@ def test_another_variant_may_appear(good: Project) -> None:
         source_of(good, "other").parent.mkdir()
         source_of(good, "other").write_text(PYTHON_SOURCE, encoding="utf-8")
         text = run.saved(source_of(good, "other", "variant.yaml"), PYTHON_MANIFEST)
-    assert "  other: 1 of 1 checks right" in text
+    assert "  other: 1 of 1 checks passed" in text
     assert "  good" not in run.text[place:]
 
 
