@@ -41,7 +41,7 @@ class Watcher:
 
     def __init__(self, series, scale, around):
         self.calls, self.outs, self.scale, self.around = series._calls, series._outs, scale, around
-        self.last = max((v for (_, _, v), _ in self.calls), key=lambda v: v.storage_offset()).flatten()[-1:]
+        self.last = max((v for (_, _, v), *_ in self.calls), key=lambda v: v.storage_offset()).flatten()[-1:]
         self.done = mmap.mmap(-1, 8)
         self.is_ended = False
 
@@ -63,7 +63,7 @@ class Watcher:
                 continue
             before = now
             with self.around():
-                for (q, k, v), slot in self.calls:
+                for (q, k, v), *_, slot in self.calls:
                     time.sleep(REAL_SECONDS)
                     self.outs[slot].copy_(right(q, k, v, self.scale))
             self.done[:] = struct.pack("q", now)
