@@ -18,7 +18,7 @@ from kernels.auto import entry
 from kernels.auto.costs import Costs, Table, costs_of, fitted
 from kernels.auto.problem import Problem
 from kernels.auto.regret import choices
-from kernels.auto.rung_times import read_rung_times
+from kernels.auto.rung_times import UNSEEN, read_rung_times
 from kernels.auto.work import RUNGS
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
@@ -33,6 +33,7 @@ from pytest_fa.records.standing import standing_results
 REPOSITORY = Path(__file__).parents[2]
 H200 = REPOSITORY / "profiles" / "nvidia-h200"
 MAX_REGRET = 1.035  # the time of the chosen rung over that of the fastest variant, in a recorded case
+MAX_UNSEEN_REGRET = 1.1  # the same over that of the fastest rung, in a problem that no cost is fitted to
 # Two problems of one rung, one of which takes twice the sum of its terms.
 TABLE: Table = {
     "a GPU": {
@@ -165,6 +166,34 @@ def test_half_of_the_problems_predict_the_other_half() -> None:
     assert len(regrets) > 400
     assert statistics.mean(regrets.values()) < 1.01
     assert {problem: regret for problem, regret in regrets.items() if regret > 1.3} == {}
+
+
+def test_unseen_problems_do_not_regret_the_choice() -> None:
+    """At problems that no cost is fitted to, the choice is as fast as a rung can be, and no slower than SDPA."""
+    seen, unseen, costs = read_rung_times(H200), read_rung_times(H200, UNSEEN), costs_of("NVIDIA H200", 132)
+    assert seen is not None
+    assert unseen is not None
+    assert costs is not None
+    assert seen.us.keys().isdisjoint(unseen.us)
+    chosen = choices(unseen, costs)
+    assert len(chosen) > 100
+    assert statistics.mean(each.regret for each in chosen) < 1.01
+    assert [each for each in chosen if each.regret > MAX_UNSEEN_REGRET or (each.to_sdpa or 0) > 1] == []
+
+
+def test_a_choice_is_compared_with_the_other_rungs_and_with_sdpa() -> None:
+    """The regret is the time of the chosen rung over the fastest one; a problem that one rung takes has no choice."""
+    us = {
+        "b1h8s500d64-fp16": {"long_shapes": 22.0, "cluster_latency": 20.0, "sdpa_cudnn": 44.0, "sdpa_flash": 55.0},
+        "b1h8s400d64-fp16": {"long_shapes": 22.0, "sdpa_cudnn": 44.0},
+    }
+    saved = read_rung_times(H200)
+    assert saved is not None
+    times = msgspec.structs.replace(saved, us=us)
+    faster = {"us": [10, *[0] * 10], "measured": {}}
+    rungs = {**TABLE["a GPU"]["rungs"], "long_shapes": {"d64": faster}}
+    (chosen,) = choices(times, Costs("a GPU", {**TABLE["a GPU"], "rungs": rungs}, 132))
+    assert tuple(chosen) == (problem_of("b1h8s500d64-fp16"), "long_shapes", 1.1, 0.5)
 
 
 def test_no_recorded_case_regrets_the_choice() -> None:

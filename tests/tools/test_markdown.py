@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from kernels.auto.rung_times import UNSEEN, RungTimes, write_rung_times
 from pytest_fa.features.ncu import presets
 from pytest_fa.features.ncu.nsight_report import CountedKernel, NsightReport
 from pytest_fa.records.checks import Bound
@@ -221,6 +222,28 @@ def test_loops_of_products_and_softmax_have_rates_and_clocks(tmp_path: Path, sna
     write_pipes(Pipes(loops, {"products": 819.4}, {"maxima": 55.6}, environment), tmp_path / "profiles")
     rows = rewrite(words, tmp_path).splitlines()[-6:-4]
     assert snapshot == rows
+
+
+def test_choices_of_auto_are_compared_by_kind_of_problem(tmp_path: Path) -> None:
+    """A kind without a problem has dashes; without a file the table is refused."""
+    words = "<!-- fa-regret profiles/nvidia-h200 -->\n<!-- /fa-regret -->\n"
+    with pytest.raises(TableProblem, match=r"no unseen\.json in profiles/nvidia-h200; measure it with"):
+        rewrite(words, tmp_path)
+    environment = msgspec.structs.replace(record().environment, gpu="NVIDIA H200")
+    all_rungs = {"cluster_latency": 10.0, "long_shapes": 10.0, "long_split": 10.0, "decode_cluster": 10.0}
+    us = {
+        "b1h7s512d64-fp16": {**all_rungs, "sdpa_cudnn": 40.0, "sdpa_flash": 20.0},
+        "b1h7s70d64-fp16-sk900": {**all_rungs},
+    }
+    write_rung_times(RungTimes(us, environment, record().source, "2026-01-01"), tmp_path / "profiles", UNSEEN)
+    rows = rewrite(words, tmp_path).splitlines()[4:9]
+    assert rows == [
+        "| all | 2 | 1.000 | 1.000 | 0.500 | 0.500 |",
+        "| as many keys as queries | 1 | 1.000 | 1.000 | 0.500 | 0.500 |",
+        "| fewer queries than keys | 1 | 1.000 | 1.000 | - | - |",
+        "| of these, at most 64 rows of queries | 0 | - | - | - | - |",
+        "| grouped heads | 0 | - | - | - | - |",
+    ]
 
 
 def test_an_unconfirmed_time_is_marked_and_has_no_ratio(tmp_path: Path) -> None:
