@@ -1,6 +1,6 @@
 """Judge right variants on many cases, and list every false alarm.
 
-python -m tests.honest_cases --seconds 180 [--cases 300] [--timed-every 10] [--only NAME,...] [--log FILE]
+python -m tests.honest_cases --seconds 180 [--cases 300] [--timed-every 10] [--only NAME,...] [--suites NAME,...]
 
 The variants are the candidates of `kernels/`, the baselines that are shipped, and small variants that do unusual but
 honest things: they allocate their output, return one buffer for all calls, choose an algorithm in their first call, or
@@ -43,7 +43,7 @@ from tests.factories import MANIFEST
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 TEMPLATES = KERNELS.parent / "pytest_fa" / "template"
-SUITES_USED = ("smoke", "history", "edge")
+SUITES_USED = ("smoke", "history", "edge", "modifiers")
 TIMED_EVERY = 10
 REPEATS: dict[Device, int] = {"cpu": 5, "cuda": 300}
 WATCHDOG_SECONDS = 120.0  # compiled variants compile for each shape
@@ -204,11 +204,11 @@ def builds_of(variants: list[Variant], cache: Path) -> dict[str, Build]:
 
 
 def jobs_of(
-    variants: list[Variant], device: Device, cache: Path, seed: int, timed_every: int = TIMED_EVERY
+    variants: list[Variant], device: Device, cache: Path, seed: int, timed_every: int, suites: tuple[str, ...]
 ) -> Iterator[CaseJob]:
-    """Jobs without end: variants take turns, each on a random case that it supports."""
+    """Jobs without end: variants take turns, each on a random case of the suites that it supports."""
     builds, draw = builds_of(variants, cache), random.Random(seed)  # noqa: S311  # not for cryptography
-    cases: list[Case] = [case for suite in SUITES_USED for case in SUITES[suite] if case.seq_k <= 2048]
+    cases: list[Case] = [case for suite in suites for case in SUITES[suite] if case.seq_k <= 2048]
     for number in itertools.count():
         variant = variants[number % len(variants)]
         supported = [case for case in cases if not variant.refuses(case)]
@@ -245,7 +245,12 @@ def _with_profiler(job: CaseJob, result: CaseResult, profiler: ProfilerWorkers) 
 
 
 def judge_honest(
-    seconds: float, most_cases: int, only: tuple[str, ...] = (), seed: int = 0, timed_every: int = TIMED_EVERY
+    seconds: float,
+    most_cases: int,
+    only: tuple[str, ...] = (),
+    seed: int = 0,
+    timed_every: int = TIMED_EVERY,
+    suites: tuple[str, ...] = SUITES_USED,
 ) -> Tally:
     """Judge right variants until the time is over, as many cases are judged, or an interrupt (Ctrl-C) comes."""
     device: Device = "cuda" if find_gpu() else "cpu"
@@ -257,7 +262,7 @@ def judge_honest(
         if unknown := [word for word in only if word not in known]:
             raise SystemExit(f"--only: no variant {unknown[0]!r} here for {device}{suggestion(unknown[0], known)}")
         variants = [each for each in variants if not only or each.name in only]
-        jobs = jobs_of(variants, device, default_cache(), seed, timed_every)
+        jobs = jobs_of(variants, device, default_cache(), seed, timed_every, suites)
         first = next(jobs)  # builds what is missing
         deadline = time.monotonic() + seconds
         with contextlib.suppress(KeyboardInterrupt):
@@ -276,12 +281,14 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=10**9)
     parser.add_argument("--timed-every", type=int, default=TIMED_EVERY)
     parser.add_argument("--only", default="")
+    parser.add_argument("--suites", default=",".join(SUITES_USED))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path)
     given = parser.parse_args()
     start = time.monotonic()
     only = tuple(filter(None, given.only.split(",")))
-    tally = judge_honest(given.seconds, given.cases, only, given.seed, given.timed_every)
+    suites = tuple(given.suites.split(","))
+    tally = judge_honest(given.seconds, given.cases, only, given.seed, given.timed_every, suites)
     text = f"{tally.table()}\n{time.monotonic() - start:.0f} s\n"
     sys.stdout.write(text)
     if given.log:
