@@ -27,7 +27,7 @@ RUNGS = {
 MINIMAL = (KERNELS / "minimal" / "kernel.cu").read_text(encoding="utf-8")
 RIGHT = "(m + log2f(l)) * CUDART_LN2_F"
 MISTAKES = {
-    "log2": ("(m + log2f(l))", "the log-sum-exp is log2"),
+    "log2": ("(m + log2f(l))", "the log-sum-exp is in base 2"),
     "no row max": ("log2f(l) * CUDART_LN2_F", "the row max is left out"),
     "twice ln 2": (f"{RIGHT} * CUDART_LN2_F", "multiplied by ln 2 once too often"),
 }
@@ -81,7 +81,7 @@ def test_nan_in_a_rung(rungs: dict[str, Built], name: str) -> None:
     variant, library = rungs[name]
     policy, name_of_property = variant.tolerance, "contained_nan"
     for case in (*claim_cases(variant, ()), property_case(variant, LONG)):
-        if case.seq_k == 0:
+        if case.seq_k == 0 or case.kv_heads == 1:  # there is no key, or no head that must stay as it is
             continue
         result = run_case(
             CaseJob(
