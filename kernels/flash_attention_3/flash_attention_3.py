@@ -14,16 +14,19 @@ import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pytest_fa.errors import UnsupportedCase
 
 LIBRARY = "FLASH_ATTN_3_LIBRARY"
+LEFT_OUT = "This flash attention build does not support"
+OPEN = -1  # what the operator takes for an open side of a window
 NO_E4M3 = ("does not support FP8", "only supports fp16 and bf16")  # by how it was built; by the GPU
 
 
-def forward(
+def forward(  # noqa: PLR0913  # an argument for each part of attention
     q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
     v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
@@ -31,16 +34,29 @@ def forward(
     scale: float,
     causal: str = "none",
     out: torch.Tensor | None = None,
+    window_left: int | None = None,
+    window_right: int | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Return the attention output, [batch, heads, seq_q, head_dim]; write it into `out` if that is given.
 
-    The operator takes views of shape [batch, seq, heads, head_dim], and its causal mask is that of the bottom-right
-    corner.  It chooses the number of splits of the keys, and may combine them in a second kernel.
+    The operator takes views of shape [batch, seq, heads, head_dim]; its causal mask and its window are those of the
+    bottom-right corner.  It chooses the number of splits of the keys, and may combine them in a second kernel.
 
-    Raises `UnsupportedCase` if FlashAttention-3 is missing or cannot be loaded, and for the top-left mask unless there
-    are as many queries as keys.
+    Raises `UnsupportedCase` if FlashAttention-3 is missing or cannot be loaded, for the top-left mask unless there
+    are as many queries as keys, and for a part that its build leaves out.
     """
-    return _attend(q, k, v, scale, causal, out)
+    sides = {"window_size_left": window_left, "window_size_right": window_right}
+    options: dict[str, Any] = {name: OPEN if side is None else side for name, side in sides.items()}
+    has_window = (window_left, window_right) != (None, None)
+    modified = {**(options if has_window else {}), **({"softcap": softcap} if softcap else {})}
+    try:
+        return _attend(q, k, v, scale, causal, out, **modified)
+    except RuntimeError as problem:
+        reason = str(problem).splitlines()[0] if str(problem) else ""
+        if LEFT_OUT not in reason:
+            raise
+        raise UnsupportedCase(f"FlashAttention-3 was built without it: {reason}") from problem
 
 
 def forward_e4m3(  # noqa: PLR0913  # one argument for each tensor
@@ -78,12 +94,12 @@ def _attend(
     scale: float,
     causal: str,
     out: torch.Tensor | None,
-    **descales: torch.Tensor,
+    **more: Any,  # noqa: ANN401  # descales, sides of a window, a cap
 ) -> torch.Tensor:
     if causal == "top_left" and q.shape[2] != k.shape[2]:
         raise UnsupportedCase(f"causal is top_left for {q.shape[2]} queries and {k.shape[2]} keys; use bottom_right")
     queries, keys, values = (tensor.transpose(1, 2) for tensor in (q, k, v))  # [batch, seq, heads, head_dim]
-    options = {"softmax_scale": scale, "is_causal": causal != "none", "num_splits": 0, **descales}
+    options = {"softmax_scale": scale, "is_causal": causal != "none", "num_splits": 0, **more}
     output = None if out is None else out.transpose(1, 2)
     written = _operator()(queries, keys, values, out=output, **options)[0]
     return written.transpose(1, 2) if out is None else out

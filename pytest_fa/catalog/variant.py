@@ -57,7 +57,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `default_stream_only`: it launches on the legacy default stream, whichever stream is current.
 
     `any_head_dim` is for baselines that choose a kernel themselves.  They get cases of every head_dim, and may refuse
-    them.
+    them.  Without `plain`, a variant is compared only where a case has a window, a bias or another such part.
     """
 
     dtype: Annotated[tuple[Dtype, ...], SOME] = ("fp16",)
@@ -75,6 +75,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fixed_scale: bool = False
     default_stream_only: bool = False
     any_head_dim: bool = False
+    plain: bool = True
     more: tuple[tuple[str, tuple[str | int | float | bool | None, ...]], ...] = ()
 
     def values_of(self, key: str, default: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -303,6 +304,8 @@ class Variant(msgspec.Struct, frozen=True):
                 yield f"{field} is {getattr(case, field)}, supports multiples of {multiple}"
         if supports.self_attention_only and case.seq_q != case.seq_k:
             yield f"seq_q is {case.seq_q} and seq_k {case.seq_k}, supports equal lengths (self_attention_only: true)"
+        if not supports.plain and parts.words_beyond_plain(case).keys() <= {*parts.always_passed()}:
+            yield "it is plain attention, supports.plain is false"
         if case.seq_k < supports.seq_k_min:
             yield f"seq_k is {case.seq_k}, supports {supports.seq_k_min} and more"
 

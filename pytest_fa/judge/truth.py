@@ -31,7 +31,7 @@ from pytest_fa.gpu.quantised import E4M3
 from pytest_fa.judge.float32_error import Float32Error, output_error, score_variance, to_tf32
 
 STEP = 1e-7  # relative change of the scores for which the slope of the output is computed
-ONE_TILE = 16  # keys, which one mma of P V takes: a row that sees no more has its maximum from the start
+ONE_TILE = 16  # keys, which one mma of P V takes: a row that sees no later ones has its maximum from the start
 E4M3_P_SCALE = 2.0**8  # the largest power of two that keeps P <= 1 below 448, the largest e4m3 number
 BLOCK_BYTES = {"cuda": 2**30, "cpu": 2**27}  # of float64 scores per block of queries
 
@@ -59,7 +59,8 @@ class Truth(NamedTuple):
     spread: Spread | None = None
     float32_error: Float32Error | None = None  # for fp32 only
     # `row_size` with the 4-norm of p for its 2-norm, (sum p^4)^(1/4) rms(v): as large if one key outweighs all others,
-    # and smaller the more keys share the weight.  0 in rows that see at most `ONE_TILE` keys.  None if there is no P.
+    # and smaller the more keys share the weight.  0 in rows that see none after the first `ONE_TILE` keys, unless a
+    # sink outweighs them all.  None if there is no P.
     norm4_size: torch.Tensor | None = None  # [batch, heads, seq_q] float64
     # Only if it comes from the user's functions: the truth of further outputs, what stands behind a verdict, and the
     # largest error that is allowed, if the options have one.
@@ -166,11 +167,12 @@ def truth_of_rows(
 
 
 def _norms(p: torch.Tensor, row_sum: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The 2-norm and the 4-norm of the normalised p of each row; the latter is 0 with at most `ONE_TILE` keys."""
+    """The 2-norm and the 4-norm of the normalised p of each row; the latter is 0 where the largest p is surely 1."""
     powers = p.square()
     norm2 = _divide(powers.sum(-1, keepdim=True).sqrt(), row_sum)[..., 0]
     norm4 = _divide(powers.square_().sum(-1, keepdim=True) ** 0.25, row_sum)[..., 0]
-    return norm2, norm4.masked_fill(p.count_nonzero(-1) <= ONE_TILE, 0.0)
+    is_in_one_tile = (p[..., ONE_TILE:] == 0).all(-1) & (p == 1).any(-1)
+    return norm2, norm4.masked_fill(is_in_one_tile, 0.0)
 
 
 def _attend(softmax: Softmax, scores: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,8 @@ import torch
 library = torch.library.Library("flash_attn_3", "DEF")
 library.define(
     "fwd(Tensor q, Tensor k, Tensor v, *, Tensor(a!)? out=None, Tensor? q_descale=None, Tensor? k_descale=None, "
-    "Tensor? v_descale=None, float? softmax_scale=None, bool is_causal=False, int num_splits=0) -> Tensor[]"
+    "Tensor? v_descale=None, float? softmax_scale=None, bool is_causal=False, int window_size_left=-1, "
+    "int window_size_right=-1, float softcap=0.0, int num_splits=0) -> Tensor[]"
 )
 
 
@@ -32,12 +33,21 @@ def times(tensor, descale):
 
 
 def fwd(q, k, v, *, out=None, q_descale=None, k_descale=None, v_descale=None, softmax_scale=None, is_causal=False,
-        num_splits=0):
+        window_size_left=-1, window_size_right=-1, softcap=0.0, num_splits=0):
     assert q_descale is None or (out.dtype, q_descale.shape) == (torch.bfloat16, (k.shape[0], k.shape[2]))
     seq_q, seq_k, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     q, k, v = times(q, q_descale), times(k, k_descale), times(v, v_descale)
     keys, values = (tensor.repeat_interleave(group, 2).transpose(1, 2) for tensor in (k, v))
     scores = q.transpose(1, 2) @ keys.transpose(2, 3) * softmax_scale
+    if softcap == 2:
+        raise RuntimeError("This flash attention build does not support tanh softcapping.")
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    distance = torch.arange(seq_q)[:, None] + seq_k - seq_q - torch.arange(seq_k)
+    if window_size_left >= 0:
+        scores = scores.masked_fill(distance > window_size_left, float("-inf"))
+    if window_size_right >= 0:
+        scores = scores.masked_fill(-distance > window_size_right, float("-inf"))
     if is_causal:
         scores += torch.full((seq_q, seq_k), float("-inf")).triu(1 + seq_k - seq_q)
     return [out.copy_((torch.softmax(scores, -1) @ values).transpose(1, 2))]
@@ -103,6 +113,15 @@ def test_its_operator_gets_the_tensors_and_the_mask(on_cpu: Project) -> None:
     """With a package whose operator computes attention, the outputs are correct for grouped heads and both masks."""
     run = on_cpu.run(CASES, *NAMED, "-k", "test_correct and flash_attention_3", env=with_package(on_cpu))
     assert [*run.outcomes.values()] == ["passed"] * 3, run.reasons
+
+
+def test_its_operator_gets_the_window_and_the_cap(on_cpu: Project) -> None:
+    """An open side is -1; a build that leaves out caps skips them with its own reason."""
+    cases = "--fa-case=b1h2s60d64-fp16-win9_3-sk70-seed0,b1h2s60d64-fp16-wino_5-cap50-seed0,b1h2s60d64-fp16-cap2-seed0"
+    run = on_cpu.run(cases, *NAMED, "-k", "test_correct and flash_attention_3", env=with_package(on_cpu))
+    assert [*run.outcomes.values()] == ["passed", "passed", "skipped"], run.reasons
+    *_, reason = run.reasons.values()
+    assert "was built without it: This flash attention build does not support tanh softcapping." in reason
 
 
 @pytest.mark.nightly

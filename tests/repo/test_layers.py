@@ -175,12 +175,15 @@ def test_imports_point_up() -> None:
 
 
 def test_shipped_variants_are_like_a_users() -> None:
-    """A variant that is shipped with the package imports only `pytest_fa.errors`, which a user's variant may import.
+    """A variant that is shipped imports only `pytest_fa.errors`, as a user's variant may, and files of its folder.
 
     Exploits import what they attack by its name at run time.
     """
     variants = [path for path in MODULES if is_variant(path)]
-    assert [module_of(path) for path in variants if not package_imports(path) <= {"pytest_fa.errors"}] == []
+    imported = {path: package_imports(path) - {"pytest_fa.errors"} for path in variants}
+    beside = {path: module_of(path).rpartition(".")[0] for path in variants}
+    others = [each for path in variants for each in imported[path] if each.rpartition(".")[0] != beside[path]]
+    assert others == []
 
 
 def test_the_package_itself_imports_no_module() -> None:

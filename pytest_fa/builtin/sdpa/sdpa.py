@@ -51,7 +51,7 @@ def forward(
     )
     products: AbstractContextManager[None] = fp32_products() if q.dtype == torch.float32 else nullcontext()
     with products:
-        return _attend_or_refuse(attend)
+        return attend_or_refuse(attend)
 
 
 @contextmanager
@@ -71,7 +71,8 @@ def fp32_products() -> Iterator[None]:
             backend.fp32_precision = precision
 
 
-def _attend_or_refuse(attend: Callable[[], torch.Tensor]) -> torch.Tensor:
+def attend_or_refuse(attend: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The output of a call.  Raises `UnsupportedCase` with torch's reasons if the pinned backend refuses it."""
     try:
         return attend()
     except RuntimeError as error:

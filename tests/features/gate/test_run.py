@@ -347,13 +347,19 @@ def test_a_failed_pilot_is_run_again_as_a_gate(variants: tuple[Variant, Variant]
     assert (gated.kind, gated.outcome, gated.rerun_command) == ("gate", "wrong", expected)
 
 
+ON_GPU = [
+    *("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"),
+    *("sdpa_cudnn_mask", "sdpa_efficient_mask", "sdpa_math_mask"),
+]
+
+
 @pytest.mark.parametrize(
     ("devices", "gpu", "expected"),
     [
-        (("cpu",), None, ["sdpa_flash", "sdpa_flash_cpu", "sdpa_math"]),
+        (("cpu",), None, ["sdpa_flash", "sdpa_flash_cpu", "sdpa_math", "sdpa_math_mask"]),
         (("cpu",), object(), ["sdpa_flash_cpu"]),
-        (("cuda",), None, ["sdpa_flash", "sdpa_flash_cpu", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"]),
-        (("cuda", "cpu"), object(), ["sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"]),
+        (("cuda",), None, ["sdpa_flash_cpu", *ON_GPU]),
+        (("cuda", "cpu"), object(), ON_GPU),
     ],
 )
 def test_the_baselines_run_on_the_candidates_device(

@@ -18,12 +18,16 @@ from pytest_fa.errors import UnusableRun, UsageProblem
 from tests.factories import WriteVariant
 
 COMPANIONS = {
+    "flex_attention": "baseline",
     "noop": "overhead",
     "sdpa_flash": "baseline",
     "sdpa_flash_cpu": "baseline",
     "sdpa_cudnn": "baseline",
     "sdpa_efficient": "baseline",
     "sdpa_math": "baseline",
+    "sdpa_cudnn_mask": "baseline",
+    "sdpa_efficient_mask": "baseline",
+    "sdpa_math_mask": "baseline",
 }
 SOURCE = {"kernel.cu": ""}
 

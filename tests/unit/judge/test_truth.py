@@ -188,7 +188,7 @@ def test_spread_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) ->
 
 @pytest.mark.parametrize("case", ["b2h2s70d64-fp16-seed0", "b1h4s70d64-bf16-causal_br-kv2-sk90-seed0"])
 def test_row_size_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """The sizes of a row are the 2-norm and the 4-norm of p, for more than 16 keys, times the RMS of V of the head."""
+    """The sizes of a row are the 2-norm and the 4-norm of p, times the RMS of V; in the first tile, the latter is 0."""
     inputs = inputs_of(case)
     monkeypatch.setattr(truth, "rows_per_block", lambda _: 7)
     q, k, v = (tensor.double() for tensor in inputs[:3])
@@ -201,8 +201,18 @@ def test_row_size_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) 
 
     rms_v = v.square().mean((-1, -2)).sqrt()[..., None]
     torch.testing.assert_close(result.row_size, p.square().sum(-1).sqrt() * rms_v, rtol=1e-12, atol=0)
-    norm4 = (p.pow(4).sum(-1) ** 0.25).where((p > 0).sum(-1) > 16, 0.0)
+    norm4 = (p.pow(4).sum(-1) ** 0.25).where((p[..., 16:] > 0).any(-1), 0.0)
     torch.testing.assert_close(result.norm4_size, norm4 * rms_v, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("case", "rounds_largest"), [("sk16", False), ("sk16-sink", True), ("win7_0-sk90", True)])
+def test_the_largest_p_is_rounded_after_a_sink_and_where_tiles_may_begin_anywhere(
+    case: str, *, rounds_largest: bool
+) -> None:
+    """With 16 keys from the first one on, the largest p is 1, unless a sink is larger."""
+    sizes = make_truth(inputs_of(f"b1h8s9d64-fp16-{case}-seed0")).norm4_size
+    assert sizes is not None
+    assert bool((sizes > 0).any()) == rounds_largest
 
 
 def test_spread_is_optional() -> None:

@@ -1,0 +1,68 @@
+"""Baselines for windows, biases, masks, caps, slopes and sinks: SDPA with a mask, and FlexAttention."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import pytest_fa
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.suites import SUITES
+from tests.projects import NewProject, Project
+
+FLEX = Path(inspect.getfile(pytest_fa)).parent / "builtin" / "flex"
+COMPILED = "torch.compile(_attend, dynamic=False)"
+MASKED = (
+    "b1h2s70d64-fp16-win37_21-seed0",
+    "b1h4s9d80-fp16-win20_o-kv2-sk40-biasbhq-seed0",
+    "b2h2s90d64-fp32-causal_br-sk130-dv72-maskbq-seed0",
+    "b2h2s90d64-bf16-winm8_57-biasq-maskbhq-bshd-seed0",
+)
+
+
+def test_sdpa_with_a_mask_takes_windows_biases_and_masks(new_project: NewProject) -> None:
+    """It is right wherever it is compared, also in rows that see no key."""
+    project = new_project("masked")
+    run = project.run(f"--fa-case={','.join(MASKED)}", "--fa-variant=sdpa_math_mask", "--benchmark-disable")
+    of_baseline = {name: outcome for name, outcome in run.outcomes.items() if "test_correct[sdpa_math_mask" in name}
+    assert of_baseline == {f"test_correct[sdpa_math_mask-{case}]": "passed" for case in MASKED}, run.reasons
+
+
+def test_sdpa_with_a_mask_leaves_plain_cases_to_faster_ones() -> None:
+    """A causal mask alone is plain attention, with the scale as it is."""
+    variants = discover(()).variants
+    masked = [each for each in variants.values() if each.name.endswith("_mask")]
+    assert len(masked) == 3
+    for variant in masked:
+        for plain in ("b1h2s70d64-fp16-seed0", "b1h2s70d64-fp16-causal_br-sk90-seed0", "b1h2s70d64-fp16-causal-seed0"):
+            assert "it is plain attention, supports.plain is false" in str(variant.refuses(parse_case(plain)))
+        assert variant.refuses(parse_case("b1h2s70d64-fp16-win9_0-seed0")) is None
+        assert "softcap is 50" in str(variant.refuses(parse_case("b1h2s70d64-fp16-win9_0-cap50-seed0")))
+
+
+@pytest.fixture(scope="module")
+def flex(new_project: NewProject) -> Project:
+    """A project with FlexAttention, whose manifest says here that it also runs on a CPU."""
+    project = new_project("flex")
+    manifest = (FLEX / "variant.yaml").read_text(encoding="utf-8")
+    on_cpu_too = manifest.replace("\nsupports:\n", "\nsupports:\n  device: [cuda, cpu]\n")
+    project.write("kernels/flex/variant.yaml", on_cpu_too.replace("flex_attention: {}", "flex_on_cpu: {}"))
+    source = (FLEX / "flex.py").read_text(encoding="utf-8")
+    assert COMPILED in source
+    project.write("kernels/flex/flex.py", source.replace(COMPILED, "_attend"))
+    return project
+
+
+def test_flex_attention_takes_every_part(flex: Project) -> None:
+    """Without a compiler, it computes the same; the suite has every pair of parts."""
+    cases = [case.id for case in SUITES["modifiers"] if case.dtype in ("fp16", "bf16")]
+    run = flex.run(
+        f"--fa-case={','.join(cases)}",
+        "--fa-variant=flex_on_cpu",
+        "-k",
+        "test_correct and flex_on_cpu",
+    )
+    assert run.outcomes == {f"test_correct[flex_on_cpu-{case}]": "passed" for case in cases}, run.reasons
