@@ -6,11 +6,14 @@ import inspect
 from pathlib import Path
 
 import pytest
+import torch
 
 import pytest_fa
+from pytest_fa.builtin.flex import flex as flex_module
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.suites import SUITES
+from pytest_fa.errors import UnsupportedCase
 from tests.projects import NewProject, Project
 
 FLEX = Path(inspect.getfile(pytest_fa)).parent / "builtin" / "flex"
@@ -66,3 +69,30 @@ def test_flex_attention_takes_every_part(flex: Project) -> None:
         "test_correct and flex_on_cpu",
     )
     assert run.outcomes == {f"test_correct[flex_on_cpu-{case}]": "passed" for case in cases}, run.reasons
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind", "message"),
+    [
+        (
+            "No valid triton configs. out of resource: 245760\nmore",
+            UnsupportedCase,
+            "FlexAttention has no kernel for this",
+        ),
+        ("CUDA error: an illegal memory access", RuntimeError, "CUDA error: an illegal memory access"),
+    ],
+)
+def test_a_case_without_a_kernel_is_refused_by_flex_attention(
+    monkeypatch: pytest.MonkeyPatch, problem: str, kind: type[Exception], message: str
+) -> None:
+    """A case that no kernel of torch fits is no failure of the baseline; any other error is."""
+
+    def refuses(*_: object) -> None:
+        raise RuntimeError(problem)
+
+    monkeypatch.setattr(flex_module, "_compiled", lambda: refuses)
+    q = torch.zeros(1, 1, 8, 64)
+    with pytest.raises(kind, match=message) as raised:
+        flex_module.forward(q, q, q, scale=1.0)
+    assert type(raised.value) is kind
+    assert "\n" not in str(raised.value)

@@ -12,7 +12,10 @@ from collections.abc import Callable
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
+from pytest_fa.errors import UnsupportedCase
+
 MAX_MASKS = 64  # that one process keeps
+NO_KERNEL = ("No valid triton configs", "NoValidChoicesError")
 LOWEST_SINK = -1e30  # in place of -inf, of which a difference may be NaN
 
 
@@ -32,9 +35,17 @@ def forward(  # noqa: PLR0913  # an argument for each part of attention
     attn_mask: torch.Tensor | None = None,  # [batch, heads, seq_q, seq_k] bool, true where a key is visible
     sink: torch.Tensor | None = None,  # [heads] fp32
 ) -> torch.Tensor:
-    """Return the output tensor that FlexAttention allocates, [batch, heads, seq_q, head_dim_v]."""
+    """Return the output tensor that FlexAttention allocates, [batch, heads, seq_q, head_dim_v].
+
+    Raises `UnsupportedCase` if none of torch's kernels fits on the GPU, as with some large head_dims.
+    """
     block_mask = _block_mask(q.shape[2], k.shape[2], causal, window_left, window_right, q.device)
-    return _compiled()(q, k, v, scale, block_mask, softcap, attn_bias, alibi_slopes, attn_mask, sink)
+    try:
+        return _compiled()(q, k, v, scale, block_mask, softcap, attn_bias, alibi_slopes, attn_mask, sink)
+    except RuntimeError as problem:
+        if not any(text in str(problem) for text in NO_KERNEL):
+            raise
+        raise UnsupportedCase(f"FlexAttention has no kernel for this case: {problem}".partition("\n")[0]) from problem
 
 
 @functools.cache

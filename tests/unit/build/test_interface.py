@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from pytest_fa.features.sanitize.plain_call import ABI_VERSION, PLAIN_SIZE, Forw
 
 pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 
+NOOP = INCLUDE.parent / "builtin" / "noop" / "kernel.cu"
 EARLIER = Path(__file__).parents[2] / "recorded" / "earlier"
 # It copies its arguments, and says in `message` which window it got.
 KERNEL = """\
@@ -53,6 +55,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> dic
         "earlier": (EARLIER, "fa_check_abi(args)"),
         "plain": (INCLUDE, "fa_check_abi(args)"),
         "window": (INCLUDE, "fa_check_features(args, FA_WINDOW_LEFT | FA_WINDOW_RIGHT)"),
+        "noop": (INCLUDE, re.findall(r"fa_check_features\(.*?\)", NOOP.read_text(encoding="utf-8"))[0]),
     }
     return {age: _compiled(folder / age, cuda, *header_and_check) for age, header_and_check in ages.items()}
 
@@ -95,6 +98,7 @@ def test_no_kernel_ignores_a_window(kernels: dict[str, Call]) -> None:
             "the call has a window (window_left), but this kernel does not pass FA_WINDOW_LEFT to fa_check_features",
         ),
         "window": (0, "left 0, right -3"),
+        "noop": (0, "left 0, right -3"),
     }
 
 
@@ -103,6 +107,12 @@ def test_each_feature_is_refused_by_name(kernels: dict[str, Call], name: str) ->
     """A source of plain attention, compiled again, refuses each bit on its own."""
     status, message = kernels["plain"](OWN_SIZE, **{name: 1})
     assert (status, message.endswith(f"does not pass FA_{name.upper()} to fa_check_features")) == (-1, True)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_the_launch_overhead_takes_each_feature(kernels: dict[str, Call], name: str) -> None:
+    """An empty kernel stands beside every kernel, so it must refuse none that is timed."""
+    assert kernels["noop"](OWN_SIZE, **{name: 1})[0] == 0
 
 
 def test_a_kernel_that_takes_a_window_refuses_a_cap(kernels: dict[str, Call]) -> None:
