@@ -49,12 +49,11 @@ def test_the_examples_of_the_page(tmp_path: Path, shared_cache: Path) -> None:
     )
     write_variant("mine", "python", tmp_path / "kernels")
     process = run_script(tmp_path, shared_cache, "\n".join(blocks))
-    assert (process.returncode, len(blocks)) == (0, 5), process.stderr
+    assert (process.returncode, len(blocks)) == (0, 3), process.stderr
     assert process.stdout.startswith(" variant ")
     lines = without_numbers(process.stdout).splitlines()
     assert without_numbers(shown[0]).splitlines() == lines[:3]
-    assert lines[-2].startswith("function: no variant 'mien'; did you mean 'mine'? (looked in ")
-    assert re.fullmatch(r"(PASS|INCONCLUSIVE) 0", lines[-1])
+    assert lines[-1].startswith("function: no variant 'mien'; did you mean 'mine'? (looked in ")
 
 
 @pytest.mark.nightly
