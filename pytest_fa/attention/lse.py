@@ -155,7 +155,7 @@ class LogSumExp(Part):
         p = (scores - _finite(exact)[..., None]).exp()
         size = (p * (scaled.abs() @ k.abs().transpose(2, 3))).sum(-1)
         stored = _rounded(scaled, block.dtype) @ k.transpose(2, 3) if "q" in rounds else products
-        stored = block.seen(_rounded(stored, block.dtype) if "s" in rounds else stored)
+        stored = (block.stored or block.seen)(_rounded(stored, block.dtype) if "s" in rounds else stored)
         row_max = _finite(_largest(stored, block.sinks) if stored.shape[-1] else exact)
         row_sum = _rounded((stored - row_max[..., None]).exp(), block.dtype).sum(-1)
         if block.sinks is not None:

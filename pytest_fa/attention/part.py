@@ -94,6 +94,9 @@ class CallInputs(Protocol):
     def convention(self, key: str) -> str | None:
         """The declared value of a convention; None if it is the plain one."""
 
+    def rounded(self, value: torch.Tensor, name: str) -> torch.Tensor:
+        """A value, in the precision of the output if the manifest declares this rounding and the reference computes."""
+
 
 class PartTensor(NamedTuple):
     """A tensor that a part brings to a call.

@@ -25,6 +25,8 @@ class ScoreBlock(NamedTuple):
     policy: str
     sinks: torch.Tensor | None = None  # scores that have no value, [batch or 1, heads or 1, rows or 1, n]
     conventions: Mapping[str, str] = PLAIN  # that are declared, without plain ones
+    # `seen` with the roundings of parts, if the manifest declares any.
+    stored: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 class RowTruth(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_fa.attention.dtypes import FORMATS
 from pytest_fa.attention.mistake import Mistake, Positions, exponentials
 from pytest_fa.attention.part import CallInputs, Convention, Part, Shape
 from pytest_fa.attention.token import Float32, as_float32
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 SMALL_CAP = 2.0
 LARGE_CAP, LARGE_SCALE = 50.0, 3.0
 LOOK = "look at the soft cap"
+HALVES = {f"torch.{each.torch_name}": name for name, each in FORMATS.items() if each.element_bytes == 2}  # noqa: PLR2004
 
 
 class SoftCap(Part):
@@ -104,9 +106,11 @@ class SoftCap(Part):
     # -- the judge --------------------------------------------------------------------------------------------------
 
     def scores(self, inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:  # noqa: ARG002
-        """The scores with the cap."""
-        cap = inputs.word("softcap")
-        return capped(scores, cap) if cap else scores
+        """The scores with the cap; `rounds: [tanh]` rounds what tanh gets and gives."""
+        cap: float = inputs.word("softcap")
+        if not cap:
+            return scores
+        return inputs.rounded(inputs.rounded(scores / cap, "tanh").tanh(), "tanh") * cap
 
     def is_last(self, inputs: CallInputs) -> bool:
         """A bias and ALiBi may come before it."""
@@ -129,6 +133,9 @@ class SoftCap(Part):
             yield Mistake(words, score=lambda scores, _: capped(scores / scale, cap) * scale)
         yield Mistake(f"the soft cap is applied twice: {LOOK}", score=lambda s, _: capped(capped(s, cap), cap))
         yield Mistake(f"tanh(score / cap) is not multiplied by the cap: {LOOK}", score=lambda s, _: (s / cap).tanh())
+        if (name := HALVES.get(str(inputs.q.dtype))) is not None:
+            words = f"tanh is computed in {name}: compute it in float32, or declare `rounds: [tanh]` if you mean it"
+            yield Mistake(words, score=lambda s, _: _in_half(_in_half(s / cap, inputs).tanh(), inputs) * cap)
         yield Mistake(
             "keys are hidden before the soft cap, which makes -cap of -inf: hide them after it",
             weigh=lambda scores, hidden: _hidden_first(scores, hidden, cap),
@@ -138,6 +145,10 @@ class SoftCap(Part):
 def capped(scores: torch.Tensor, cap: float) -> torch.Tensor:
     """Cap * tanh(scores / cap)."""
     return (scores / cap).tanh() * cap
+
+
+def _in_half(value: torch.Tensor, inputs: CallInputs) -> torch.Tensor:
+    return value.to(inputs.q.dtype).to(value.dtype)
 
 
 def _with_cap(cap: float) -> Any:  # a `ChangeScores`

@@ -288,6 +288,11 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
             f"{path}: {name}: rounds has 'tf32', which applies to fp32; supports.dtype is "
             f"{', '.join(supports.dtype)}; add fp32 or drop 'tf32'"
         )
+    if "tanh" in variant.rounds and True not in supports.values_of("softcap", (False,)):
+        raise ManifestError(
+            f"{path}: {name}: rounds has 'tanh', which applies to soft caps; supports.softcap is false; write "
+            f"`softcap: true` or drop 'tanh'"
+        )
     if supports.any_head_dim and (variant.role != "baseline" or entry.kind == "cuda"):
         values = f"supports.any_head_dim is true, role is {variant.role!r}, entry.kind {entry.kind!r}"
         needs = "it needs role 'baseline' and kind python or torch; list the head_dims of other variants in head_dim"

@@ -35,7 +35,7 @@ def tolerance_for(tolerance: Tolerance, dtype: str) -> Tolerance:
     return "same_precision" if tolerance == "fp8" and dtype != "e4m3" else tolerance
 
 
-Rounding = Literal["q", "s", "p", "tf32"]
+Rounding = Literal["q", "s", "p", "tanh", "tf32"]
 Sanitizer = Literal["memcheck", "racecheck", "synccheck", "initcheck"]
 SOME = msgspec.Meta(min_length=1)
 FEW = msgspec.Meta(max_length=256)  # far more than a real manifest has

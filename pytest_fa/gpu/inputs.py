@@ -30,7 +30,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by element size 
 
 
 NOTHING: Mapping[str, torch.Tensor] = MappingProxyType({})
-ATTRIBUTES = ("descales", "out_dtype", "more", "extra", "conventions", "given")  # of `Inputs`
+ATTRIBUTES = ("descales", "out_dtype", "more", "extra", "conventions", "given", "rounds")  # of `Inputs`
 
 
 class Inputs(Arguments):  # what only some calls have are attributes
@@ -41,7 +41,7 @@ class Inputs(Arguments):  # what only some calls have are attributes
     says.  As a tuple, the inputs are those arguments.
 
     A kernel gets them in the `conventions` of its manifest.  `meant` says what they mean, and `as_given` is then the
-    call itself.
+    call itself.  `rounds` are the roundings with which the parts of attention compute; truth has none.
     """
 
     descales: Descales | None
@@ -50,6 +50,7 @@ class Inputs(Arguments):  # what only some calls have are attributes
     extra: Mapping[str, torch.Tensor]  # [batch or 1, heads or 1, seq_q or 1, seq_k or 1]
     conventions: Mapping[str, str]  # those that are not plain
     given: Inputs | None
+    rounds: tuple[str, ...]
 
     def __new__(  # noqa: D102
         cls,
@@ -60,11 +61,12 @@ class Inputs(Arguments):  # what only some calls have are attributes
         extra: Mapping[str, torch.Tensor] = NOTHING,
         conventions: Mapping[str, str] = PLAIN,
         given: Inputs | None = None,
+        rounds: tuple[str, ...] = (),
         **named: Any,  # noqa: ANN401  # those of `Arguments`
     ) -> Self:
         inputs = super().__new__(cls, *arguments, **named)
         inputs.descales, inputs.out_dtype, inputs.more, inputs.extra = descales, out_dtype, more or {}, extra
-        inputs.conventions, inputs.given = conventions, given
+        inputs.conventions, inputs.given, inputs.rounds = conventions, given, rounds
         return inputs
 
     @classmethod
@@ -90,6 +92,10 @@ class Inputs(Arguments):  # what only some calls have are attributes
     def _replace(self, **changes: Any) -> Inputs:  # noqa: ANN401  # also of the attributes
         attributes = {name: getattr(self, name) for name in ATTRIBUTES}
         return Inputs(**{**self._asdict(), **attributes, **changes})
+
+    def rounded(self, value: torch.Tensor, name: str) -> torch.Tensor:
+        """A value in the precision of the output, if `rounds` has its name."""
+        return value.to(self.output_dtype).to(value.dtype) if name in self.rounds else value
 
     # -- conventions --------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import torch
 
@@ -88,12 +89,13 @@ def _block(
     """Some queries of a call; `k` is in float64, [batch, heads, seq_k, head_dim]."""
     hidden, positions = hidden_keys(inputs, rows), block_positions(inputs, rows)
 
-    def seen(products: torch.Tensor) -> torch.Tensor:
+    def seen_in(inputs: Inputs, products: torch.Tensor) -> torch.Tensor:
         scores = parts.changed_scores(inputs, products, positions)
         return scores if hidden is None else scores.masked_fill(hidden, -math.inf)
 
     q, sinks = inputs.q[:, :, rows].double(), parts.sinks(inputs, positions)
-    return ScoreBlock(q, k, inputs.scale, seen, inputs.output_dtype, rounds, policy, sinks, inputs.conventions)
+    seen, stored = (partial(seen_in, each) for each in (inputs, inputs._replace(rounds=rounds)))
+    return ScoreBlock(q, k, inputs.scale, seen, inputs.output_dtype, rounds, policy, sinks, inputs.conventions, stored)
 
 
 def _other_convention(part: Part, rows: torch.Tensor, truth: RowTruth) -> str:

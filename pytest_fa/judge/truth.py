@@ -115,13 +115,15 @@ def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread
     """
     precision = Precision.of(inputs, rounds, p_in_e4m3=with_spread)
     inputs = inputs.exact().meant()
+    rounded_parts = inputs._replace(rounds=rounds)
     k, v = repeated_heads(inputs.k, inputs.q), repeated_heads(inputs.v, inputs.q)
     operands = Operands.of(k, v, inputs.scale, with_spread=with_spread)
     whole, rows = _empty_truth(inputs.q, operands), rows_per_block(inputs)
     for start in range(0, inputs.q.shape[2], rows):
         block = slice(start, min(start + rows, inputs.q.shape[2]))
         softmax, change = _softmax_of(inputs, block), added_by(inputs, block_positions(inputs, block))
-        part = truth_of_rows(inputs.q[:, :, block], operands, softmax, precision, change=change)
+        stored = _softmax_of(rounded_parts, block)
+        part = truth_of_rows(inputs.q[:, :, block], operands, softmax, precision, change=change, stored=stored)
         for target, source in zip(_rows_of(whole), _rows_of(part), strict=True):
             target[:, :, block] = source
     return whole
@@ -134,13 +136,15 @@ def truth_of_rows(
     precision: Precision,
     scores: torch.Tensor | None = None,  # [batch, heads, rows, seq_k] float64, if they are known
     change: Callable[[torch.Tensor], torch.Tensor] | None = None,  # what adds a bias to the scores, if there is one
+    stored: Softmax | None = None,  # `softmax` with the roundings of `precision`; None: it has none
 ) -> Truth:
     """The truth of some queries, for any `softmax`: the right one, or that of a mistake.
 
     The same-precision reference rounds P = exp(S - max) to the dtype, multiplies it by V, divides by the row sum and
     rounds the result.  `Precision.rounds` adds the roundings that a manifest declares: `q` rounds Q * scale, `s` rounds
-    S, and `p` divides P by its row sum before P is rounded.  For fp32, the reference rounds S, P and the output to
-    float32, or, with `tf32`, Q, K, P and V to tf32 and the output to float32; no other rounding changes it.
+    S, `tanh` what the tanh of a soft cap gets and gives, and `p` divides P by its row sum before P is rounded.  For
+    fp32, the reference rounds S, P and the output to float32, or, with `tf32`, Q, K, P and V to tf32 and the output to
+    float32; no other rounding changes it.
     """
     k, v, scale, rms_v, largest_v = operands
     if scores is None:
@@ -154,8 +158,9 @@ def truth_of_rows(
         along_row = _divide(p * (out @ v.transpose(2, 3)), row_sum).square().sum(-1)
         spread = Spread(of_sum, along_row, largest_v)
     if precision.dtype != torch.float32:
-        if rounds := {"q", "s"} & set(precision.rounds):
-            p, row_sum = softmax(_rounded_scores(q, operands, scores, precision.dtype, frozenset(rounds)))
+        if rounds := {"q", "s", "tanh"} & set(precision.rounds):
+            rounded = _rounded_scores(q, operands, scores, precision.dtype, frozenset(rounds))
+            p, row_sum = (stored or softmax)(rounded)
         same_precision = _same_precision(p, row_sum, v, precision)
         return Truth(out, same_precision, k.shape[2], row_size, spread, None, norm4_size)
     tf32 = "tf32" in precision.rounds

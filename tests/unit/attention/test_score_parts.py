@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -339,3 +340,59 @@ def test_they_are_no_longer_answered_with_not_judged() -> None:
     """Windows and caps are judged; dropout is not."""
     assert [not_judged.recognised(name) for name in ("sliding_window", "softcap")] == [None, None]
     assert not_judged.recognised("dropout_p") is not None
+
+
+# -- tanh in half precision -------------------------------------------------------------------------------------------
+
+TANH = "scores = softcap * torch.tanh(scores / softcap)"
+IN_HALF = "scores = softcap * torch.tanh((scores / softcap).to(q.dtype)).float()"
+TANH_CASES = ("b1h4s200d64-fp16-scale3-cap50-seed0", "b1h4s150d64-fp16-causal-cap2-seed0")
+BF16 = SUPPORTS.replace("{device", "{dtype: [fp16, bf16], device")
+
+
+def with_tanh_error(error: float) -> str:
+    """A kernel whose tanh has up to this relative error, with random signs."""
+    factor = f"(1 + {error} * (2 * torch.rand(scores.shape, generator=torch.Generator().manual_seed(1)) - 1))"
+    return KERNEL.replace(TANH, f"{TANH} * {factor}")
+
+
+@pytest.mark.parametrize("case", [TANH_CASES[0], "b1h4s200d64-bf16-scale3-cap50-seed0"])
+def test_a_tanh_in_half_precision_needs_a_declaration(variant_of: VariantOf, case: str) -> None:
+    """Without it, the failure names it and the line to write; with it, output and log-sum-exp are correct."""
+    source = KERNEL.replace(TANH, IN_HALF)
+    assert source != KERNEL
+    undeclared = judged(variant_of(source, BF16), case)
+    dtype = "bf16" if "bf16" in case else "fp16"
+    assert undeclared.outcome == "wrong"
+    assert undeclared.diagnosis is not None
+    expected = f"tanh is computed in {dtype}: compute it in float32, or declare `rounds: [tanh]` if you mean it"
+    assert expected in undeclared.diagnosis.cause
+    declared = judged(variant_of(source, BF16, "returns: [out, lse]\nrounds: [tanh]\n"), case)
+    assert (declared.outcome, declared.message) == ("ok", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "case", "outcome"),
+    [
+        (1.113e-5, TANH_CASES[0], "ok"),
+        (1.113e-5, TANH_CASES[1], "ok"),
+        (2.0**-11, TANH_CASES[0], "wrong"),
+    ],
+)
+def test_the_fast_tanh_of_a_gpu_needs_none(variant_of: VariantOf, error: float, case: str, outcome: str) -> None:
+    """`tanh.approx.f32` is off by 1.113e-5 at most, as tests/device/test_tanh.py measures; 2^-11 would be too much."""
+    assert judged(variant_of(with_tanh_error(error)), case).outcome == outcome
+
+
+@pytest.mark.parametrize("new", [f"{IN_HALF}.half().float() * 1.01", "pass"])
+def test_a_rounded_tanh_allows_no_other_mistake(variant_of: VariantOf, new: str) -> None:
+    """Scores that are 1 % too large, and a cap that is left out, fail with `rounds: [tanh]`."""
+    variant = variant_of(KERNEL.replace(TANH, new), SUPPORTS, "returns: [out, lse]\nrounds: [tanh]\n")
+    assert judged(variant, TANH_CASES[0]).outcome == "wrong"
+
+
+def test_a_tanh_without_a_cap_is_refused(variant_of: VariantOf) -> None:
+    """A rounding of something that a variant does not compute is a mistake in its manifest."""
+    message = "rounds has 'tanh', which applies to soft caps; supports.softcap is false; write `softcap: true` or drop"
+    with pytest.raises(ManifestError, match=re.escape(message)):
+        variant_of(KERNEL, "{device: [cpu]}", "rounds: [tanh]\n")
