@@ -49,9 +49,13 @@ def forward(
         is_causal=causal == "top_left",
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    products: AbstractContextManager[None] = fp32_products() if q.dtype == torch.float32 else nullcontext()
-    with products:
+    with products_of(q.dtype):
         return attend_or_refuse(attend)
+
+
+def products_of(dtype: torch.dtype) -> AbstractContextManager[None]:
+    """The context in which a backend multiplies matrices of a dtype."""
+    return fp32_products() if dtype == torch.float32 else nullcontext()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import functools
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from .sdpa import attend_or_refuse
+from .sdpa import attend_or_refuse, products_of
 
 
 def forward(  # noqa: PLR0913  # an argument for each part of attention
@@ -29,6 +29,8 @@ def forward(  # noqa: PLR0913  # an argument for each part of attention
 ) -> torch.Tensor:
     """Return the output tensor that SDPA allocates, [batch, heads, seq_q, head_dim_v].
 
+    In fp32, matrix products are those of fp32, as in `sdpa.forward`.
+
     Raises `UnsupportedCase` with torch's reasons if the pinned backend refuses the call.
     """
     visible = visible_by_position(q.shape[2], k.shape[2], causal, window_left, window_right, q.device)
@@ -38,9 +40,9 @@ def forward(  # noqa: PLR0913  # an argument for each part of attention
     if attn_bias is not None and visible is not None:
         mask = attn_bias.masked_fill(~visible, float("-inf"))
     grouped = q.shape[1] != k.shape[1]
-    return attend_or_refuse(
-        functools.partial(scaled_dot_product_attention, q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
-    )
+    attend = functools.partial(scaled_dot_product_attention, q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    with products_of(q.dtype):
+        return attend_or_refuse(attend)
 
 
 @functools.lru_cache(maxsize=16)

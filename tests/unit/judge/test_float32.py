@@ -170,10 +170,11 @@ def test_truth_of_fp32_is_that_of_float64() -> None:
     assert torch.equal(truth.out, make_truth(inputs, TF32).out)
 
 
-def test_sdpa_computes_fp32_products_in_fp32() -> None:
+@pytest.mark.parametrize("name", ["sdpa_math", "sdpa_math_mask"])
+def test_sdpa_computes_fp32_products_in_fp32(name: str) -> None:
     """A candidate that allows products in bf16 or tf32 does not change SDPA's fp32 output, and keeps its setting."""
-    sdpa = load_forward(discover(()).variants["sdpa_math"], None)
-    inputs = make_inputs(parse_case("b1h1s128d64-fp32-seed0"), torch.device("cpu"))
+    sdpa = load_forward(discover(()).variants[name], None)
+    inputs = make_inputs(parse_case("b1h1s512d64-fp32-seed0"), torch.device("cpu"))
     before = sdpa(*inputs[:3], scale=inputs.scale)
     torch.set_float32_matmul_precision("medium")
     try:
