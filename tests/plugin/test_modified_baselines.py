@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from pytest_fa.errors import UnsupportedCase
 from tests.projects import NewProject, Project
 
 FLEX = Path(inspect.getfile(pytest_fa)).parent / "builtin" / "flex"
-COMPILED = "torch.compile(_attend, dynamic=False)"
+COMPILED = "torch.compile(_attend, dynamic=False, fullgraph=True)"
 MASKED = (
     "b1h2s70d64-fp16-win37_21-seed0",
     "b1h4s9d80-fp16-win20_o-kv2-sk40-biasbhq-seed0",
@@ -97,3 +99,21 @@ def test_a_case_without_a_kernel_is_refused_by_flex_attention(
         flex_module.forward(q, q, q, scale=1.0)
     assert type(raised.value) is kind
     assert "\n" not in str(raised.value)
+
+
+def test_flex_attention_is_compiled_for_each_of_many_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left to itself, torch compiles eight cases of a process, and runs the others slowly without a word."""
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        compiled.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    flex_module._compiled.cache_clear()
+    with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):
+        for keys in range(16, 26):
+            q = torch.zeros(1, 1, keys, 16)
+            flex_module.forward(q, q, q, scale=1.0, window_left=keys - 10, window_right=0)
+    flex_module._compiled.cache_clear()
+    assert len(compiled) == 10

@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_bloc
 from pytest_fa.errors import UnsupportedCase
 
 MAX_MASKS = 64  # that one process keeps
+MAX_CASES = 1024  # that one process compiles; from the ninth on, torch would run them without a compiler
 NO_KERNEL = ("No valid triton configs", "NoValidChoicesError")
 LOWEST_SINK = -1e30  # in place of -inf, of which a difference may be NaN
 
@@ -50,7 +51,9 @@ def forward(  # noqa: PLR0913  # an argument for each part of attention
 
 @functools.cache
 def _compiled() -> Callable[..., torch.Tensor]:
-    return torch.compile(_attend, dynamic=False)
+    torch._dynamo.config.recompile_limit = MAX_CASES  # noqa: SLF001  # the name that torch documents
+    torch._dynamo.config.accumulated_recompile_limit = MAX_CASES  # noqa: SLF001
+    return torch.compile(_attend, dynamic=False, fullgraph=True)  # beyond the limit, it fails
 
 
 def _attend(  # noqa: PLR0913, PLR0917  # an argument for each part of attention
