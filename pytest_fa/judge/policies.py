@@ -294,9 +294,9 @@ def _gain_of_rounded_p(errors: Errors) -> torch.Tensor | float:
     w = D rms(v)^2 sqrt(sum p^4), which is D `Truth.norm4_size`^2.  A row that is larger than random V makes it, which
     is `Truth.row_size`, has few keys with a large v: w is at least D (rms(row)^2 - row_size^2).
 
-    w is 0 in a row that sees none after the first 16 keys, unless a sink outweighs them.  They are in one tile, so that
-    its largest P is exactly 1 in any kernel.  Under a causal mask, such rows are the largest, and would hide a wrong
-    denominator.
+    w is 0 in a row without a sink that sees none after the first 16 keys.  They are in one tile, so that its largest P
+    is exactly 1 in any kernel.  Under a causal mask, such rows are the largest, and would hide a wrong denominator.  A
+    kernel may begin with the sink as the maximum, and need not rescale for a slightly larger key.
     """
     truth, size = errors.truth.out, errors.truth.norm4_size
     if size is None:

@@ -59,8 +59,8 @@ class Truth(NamedTuple):
     spread: Spread | None = None
     float32_error: Float32Error | None = None  # for fp32 only
     # `row_size` with the 4-norm of p for its 2-norm, (sum p^4)^(1/4) rms(v): as large if one key outweighs all others,
-    # and smaller the more keys share the weight.  0 in rows that see none after the first `ONE_TILE` keys, unless a
-    # sink outweighs them all.  None if there is no P.
+    # and smaller the more keys share the weight.  0 in rows that see none after the first `ONE_TILE` keys and have no
+    # sink.  None if there is no P.
     norm4_size: torch.Tensor | None = None  # [batch, heads, seq_q] float64
     # Only if it comes from the user's functions: the truth of further outputs, what stands behind a verdict, and the
     # largest error that is allowed, if the options have one.
@@ -176,7 +176,8 @@ def _norms(p: torch.Tensor, row_sum: torch.Tensor) -> tuple[torch.Tensor, torch.
     powers = p.square()
     norm2 = _divide(powers.sum(-1, keepdim=True).sqrt(), row_sum)[..., 0]
     norm4 = _divide(powers.square_().sum(-1, keepdim=True) ** 0.25, row_sum)[..., 0]
-    is_in_one_tile = (p[..., ONE_TILE:] == 0).all(-1) & (p == 1).any(-1)
+    has_sink = (row_sum > p.sum(-1, keepdim=True))[..., 0]
+    is_in_one_tile = (p[..., ONE_TILE:] == 0).all(-1) & ~has_sink
     return norm2, norm4.masked_fill(is_in_one_tile, 0.0)
 
 

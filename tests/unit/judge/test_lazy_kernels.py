@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -109,6 +110,24 @@ def test_a_row_with_one_key_needs_room() -> None:
     assert without_room["gain"].value == pytest.approx(3.062e-4, rel=1e-3)
     assert without_room["gain"].allowed == pytest.approx(2.935e-4, rel=1e-3)
     assert most_used(kernel, inputs, truth) < MAX_USED
+
+
+@pytest.mark.parametrize("case", ["s1d128-bf16-sk5", "s2d128-bf16-sk16"])
+def test_a_kernel_may_begin_with_the_sink_as_the_maximum(case: str) -> None:
+    """The largest P is then rounded also in the first tile, unless a key exceeds the sink by far."""
+    inputs = make_inputs(parse_case(f"b1h16{case}-sink-seed0"), CPU)
+    q, k, v = (tensor.float() for tensor in inputs[:3])
+    sink = inputs.word("sink").view(-1, 1, 1)
+    s = inputs.scale * q @ k.mT
+    largest = s.amax(-1, keepdim=True)
+    m = torch.where(largest - sink > LAZY * math.log(2), largest, sink)
+    p = torch.exp(s - m)
+    row_sum = p.sum(-1, keepdim=True) + torch.exp(sink - m)
+    out = (p.to(inputs.q.dtype).float() @ v / row_sum).to(inputs.q.dtype)
+
+    bounds = check_output(out, make_truth(inputs), "same_precision").bounds
+
+    assert max(bound.used or 0.0 for bound in bounds) < MAX_USED
 
 
 @pytest.mark.parametrize("factor", [1.001, 0.999])

@@ -209,7 +209,7 @@ def test_row_size_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) 
 def test_the_largest_p_is_rounded_after_a_sink_and_where_tiles_may_begin_anywhere(
     case: str, *, rounds_largest: bool
 ) -> None:
-    """With 16 keys from the first one on, the largest p is 1, unless a sink is larger."""
+    """With 16 keys from the first one on, the largest p is 1, unless there is a sink."""
     sizes = make_truth(inputs_of(f"b1h8s9d64-fp16-{case}-seed0")).norm4_size
     assert sizes is not None
     assert bool((sizes > 0).any()) == rounds_largest
