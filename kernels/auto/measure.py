@@ -11,6 +11,7 @@ agree; whether they are correct, the suite judges.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import math
 import random
@@ -24,6 +25,8 @@ from typing import NamedTuple
 
 import torch
 
+from pytest_fa.candidate.forward import Forward
+from pytest_fa.candidate.module import load
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError, UnsupportedCase
@@ -44,7 +47,7 @@ E4M3_FROM = 256  # keys of the problems in e4m3
 SEED, RANDOM_PROBLEMS = 1, 800
 UNSEEN_SEED, UNSEEN_PROBLEMS = 2, 120
 
-Call = Callable[[], object]
+Call = Callable[[], torch.Tensor]
 
 
 class Buffers(NamedTuple):
@@ -151,10 +154,10 @@ def times_of(problem: Problem, names: tuple[str, ...]) -> dict[str, float]:
             continue
         of_sets = _calls(name, problem, sets)
         try:
-            of_sets[0]()
+            outputs[name] = of_sets[0]().float()  # SDPA allocates its own
         except UnsupportedCase:  # a backend of SDPA says so in its first call
             continue
-        calls[name], outputs[name] = of_sets, sets[0].out.float()
+        calls[name] = of_sets
     first, *others = outputs
     for name in others:
         difference = float((outputs[name] - outputs[first]).abs().max())
@@ -189,7 +192,7 @@ def _buffers(problem: Problem) -> Buffers:
 
 
 def _calls(name: str, problem: Problem, sets: list[Buffers]) -> list[Call]:
-    forward, scale = loaded_variant(name).forward, problem.head_dim**-0.5
+    forward, scale = _forward(name), problem.head_dim**-0.5
     words = {}
     if problem.dtype == "e4m3":
         of_q, of_k = (torch.ones(problem.batch, heads, device="cuda") for heads in (problem.heads, problem.kv_heads))
@@ -200,6 +203,12 @@ def _calls(name: str, problem: Problem, sets: list[Buffers]) -> list[Call]:
         return lambda: forward(q, k, v, scale=scale, causal=problem.causal, out=out, **words)
 
     return [call_on(buffers) for buffers in sets]
+
+
+@functools.cache
+def _forward(name: str) -> Forward:
+    """The function of a rung, or of a backend of SDPA, to which each call is pinned."""
+    return load(name, kernels=FOLDER.parent) if name in SDPA else loaded_variant(name).forward
 
 
 def _graph(calls: list[Call], count: int) -> torch.cuda.CUDAGraph:

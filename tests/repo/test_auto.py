@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kernels.auto import costs as costs_module
-from kernels.auto import entry
+from kernels.auto import entry, measure
 from kernels.auto.costs import Costs, Table, costs_of, fitted
 from kernels.auto.problem import Problem
 from kernels.auto.regret import choices
@@ -194,6 +194,16 @@ def test_a_choice_is_compared_with_the_other_rungs_and_with_sdpa() -> None:
     rungs = {**TABLE["a GPU"]["rungs"], "long_shapes": {"d64": faster}}
     (chosen,) = choices(times, Costs("a GPU", {**TABLE["a GPU"], "rungs": rungs}, 132))
     assert tuple(chosen) == (problem_of("b1h8s500d64-fp16"), "long_shapes", 1.1, 0.5)
+
+
+def test_each_backend_of_sdpa_is_timed_by_its_name() -> None:
+    """Pinned to cuDNN, SDPA has no backend on a CPU; the output is that of the call, not of a rung before it."""
+    tensor, out = torch.ones(1, 1, 16, 64, dtype=torch.float16), torch.zeros(1, 1, 16, 64, dtype=torch.float16)
+    call_of = functools.partial(measure._calls, problem=problem_of("b1h1s16d64-fp16"))
+    buffers = [measure.Buffers(tensor, tensor, tensor, out)]
+    with pytest.raises(RuntimeError, match="No viable backend"):
+        call_of("sdpa_cudnn", sets=buffers)[0]()
+    assert torch.equal(call_of("sdpa_flash", sets=buffers)[0](), tensor)
 
 
 def test_no_recorded_case_regrets_the_choice() -> None:

@@ -23,7 +23,7 @@ KINDS: dict[str, Callable[[Problem], bool]] = {
     ),
     "grouped heads": lambda problem: problem.heads != problem.kv_heads,
 }
-HEADS = ["problems", "number", "auto / fastest rung: mean", "worst", "auto / fastest SDPA: mean", "worst"]
+HEADS = ["problems", "number", "auto / fastest rung: mean", "worst", "auto / SDPA: mean", "worst"]
 
 
 def block(words: str, root: Path) -> str:
