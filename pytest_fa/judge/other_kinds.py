@@ -76,7 +76,7 @@ def _windows(inputs: Inputs, shift: int, size: int) -> Iterator[Mistake]:
     aligned = " from the bottom right" if shift and causal == "none" else ""
     words = f"only the last {size} keys up to the query are seen{aligned}: a sliding window is on{remark('window')}"
     yield Mistake(words, hide=partial(_outside_window, inputs, shift, size, math.inf))
-    if causal == "none" and size > 1:  # with one key, the mask changes nothing of the next window
+    if causal == "none" and (size > 1 or shift):  # with one key, it would be the next window
         words = f"only the last {size} keys up to the query are seen{aligned}, and none ahead of it"
         words += f": a causal mask and a sliding window are on{remark('window')}"
         yield Mistake(words, hide=partial(_outside_window, inputs, shift, size, 1))

@@ -82,6 +82,7 @@ MODULO = [0, 1, 0, 1]
         ("", lambda i: exact(i, causal="top_left"), "the mask is top left where it should be none"),
         (CAUSAL, lambda i: exact(i, causal="none"), "the mask is none where it should be top left"),
         (CAUSAL, one_key_wider, "the causal mask is one key too wide"),
+        ("b1h2s64d64-fp16-sk90-seed0", lambda i: i.v[:, :, 26:], "only the last 1 keys up to the query are seen from"),
         (GROUPED, lambda i: exact(i, k=i.k[:, MODULO], v=i.v[:, MODULO]), "query heads are mapped to key heads modulo"),
         ("", lambda i: exact(i) * 1.25, "the whole output is 1.25 times what it should be"),
         ("", lambda i: unwritten(i, (1, 2, slice(80, 100))), "the kernel never wrote batch 1 of 2, head 2 of 4, query"),
