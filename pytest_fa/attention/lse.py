@@ -88,6 +88,7 @@ class LogSumExp(Part):
         "lse_without_max": ("lse", False),
         "lse_one_late": ("new_data", False),
         "lse_last_tile": ("lse", False),
+        "lse_of_a_range": ("split_and_merge", True),
         "lse_log2_when_long": ("lse", True),
         "lse_without_nan": ("contained_nan", True),
         "lse_skips_nan": ("contained_nan", True),

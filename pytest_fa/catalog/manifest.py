@@ -43,6 +43,7 @@ from pytest_fa.catalog.variant import (
     Constant,
     Entry,
     InstructionLimit,
+    Invariance,
     Limits,
     Returns,
     Role,
@@ -89,6 +90,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounds: tuple[Rounding, ...] | None = None
     tolerance: Tolerance | None = None
     deterministic: bool | None = None
+    invariant: tuple[Invariance, ...] | None = None
     omits: str | None = None
     suppressions: dict[Sanitizer, Suppression] | None = None
     returns: Annotated[tuple[Returns, ...], SOME] | None = None
@@ -116,6 +118,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     tolerance: Tolerance = "same_precision"
     deterministic: bool = True
+    invariant: tuple[Invariance, ...] = ()
     optional: bool = False
     omits: str = ""
     suppressions: dict[Sanitizer, Suppression] = {}
@@ -269,6 +272,7 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
         limits=member.limits or manifest.limits,
         tolerance=member.tolerance or manifest.tolerance,
         deterministic=manifest.deterministic if member.deterministic is None else member.deterministic,
+        invariant=manifest.invariant if member.invariant is None else member.invariant,
         step=member.step or manifest.step,
         parent=member.parent or manifest.parent,
         because=member.because or manifest.because,
@@ -292,6 +296,16 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
         raise ManifestError(
             f"{path}: {name}: rounds has 'tanh', which applies to soft caps; supports.softcap is false; write "
             f"`softcap: true` or drop 'tanh'"
+        )
+    if variant.invariant and not variant.deterministic:
+        raise ManifestError(
+            f"{path}: {name}: invariant is {', '.join(variant.invariant)}, but deterministic is false: two calls may "
+            f"differ; drop one of the two"
+        )
+    if "chunk" in variant.invariant and supports.self_attention_only:
+        raise ManifestError(
+            f"{path}: {name}: invariant has 'chunk', but supports.self_attention_only is true: a chunk has fewer "
+            f"queries than keys; drop 'chunk'"
         )
     if supports.any_head_dim and (variant.role != "baseline" or entry.kind == "cuda"):
         values = f"supports.any_head_dim is true, role is {variant.role!r}, entry.kind {entry.kind!r}"

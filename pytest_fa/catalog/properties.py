@@ -6,7 +6,7 @@ import msgspec
 
 from pytest_fa.catalog.case import Case, plain_case
 from pytest_fa.catalog.claims import FEWER, claims_of, factors_of, least_lengths
-from pytest_fa.catalog.variant import Device, StrideRule, Variant
+from pytest_fa.catalog.variant import Device, Invariance, StrideRule, Variant
 
 # Name to promise.  `judge.properties` has the code; docs/reference/checks.md has them in short.
 PROPERTIES: dict[str, str] = {
@@ -32,6 +32,10 @@ PROPERTIES: dict[str, str] = {
     "many_queries": "all of 65,537 queries are computed",
     "far_offsets": "rows, heads and batches past 2^31 elements are read and written correctly",
     "other_device": "tensors on a GPU that is not the current device are computed on that GPU",
+    "batch_invariance": "a batch alone has the same bits as among others",
+    "position_invariance": "batches in another order have the same bits",
+    "chunk_invariance": "queries in chunks have the same bits",
+    "split_and_merge": "the outputs of two ranges of keys, merged by their log-sum-exps, are that of all keys",
 }
 ON_GPU = frozenset(
     (
@@ -48,6 +52,14 @@ ON_GPU = frozenset(
 
 # Properties of softmax weights and values, which a variant that computes only scores does not have.
 ATTENTION_ONLY = frozenset(("hard_data",))
+
+# Properties that `invariant` in a manifest promises, by its words.
+INVARIANCES: dict[Invariance, str] = {
+    "batch": "batch_invariance",
+    "position": "position_invariance",
+    "chunk": "chunk_invariance",
+}
+ON_PLAIN_CASES = ("chunk_invariance", "split_and_merge")  # other parts of attention than a mask count keys or queries
 
 # Properties that a kernel may refuse, or that need a layout or a machine that may be missing.  For all others, a
 # refusal is a failure.
@@ -89,8 +101,32 @@ SEQUENCE = 150  # more than two tiles of 64, and not a multiple of a tile
 
 
 def properties_of(variant: Variant) -> tuple[str, ...]:
-    """Return the names of the properties that apply to what the variant computes."""
-    return tuple(name for name in PROPERTIES if variant.computes == "attention" or name not in ATTENTION_ONLY)
+    """Return the names of the properties that apply to what the variant computes and promises."""
+    left_out = {name for word, name in INVARIANCES.items() if word not in variant.invariant}
+    if variant.computes != "attention":
+        left_out |= ATTENTION_ONLY
+    left_out |= {name for name in ON_PLAIN_CASES if name not in left_out and _plain_case(variant, name, ()) is None}
+    return tuple(name for name in PROPERTIES if name not in left_out)
+
+
+def _plain_case(variant: Variant, name: str, dtypes: tuple[str, ...]) -> Case | None:
+    """The case of a property of `ON_PLAIN_CASES`, or None if the variant has none; with `dtypes`, of one of these."""
+    supports, needs_lse = variant.supports, name == "split_and_merge"
+    if supports.self_attention_only or variant.own_truth or (needs_lse and "lse" not in variant.returns):
+        return None
+    masked = "bottom_right" in supports.causal and name == "chunk_invariance"
+    seq_q, seq_k = least_lengths(variant, SEQUENCE)
+    built = [pair for pair in variant.instantiations if pair[0] in dtypes] or variant.instantiations
+    dtype, head_dim = min(built, key=lambda pair: pair[0] != "fp16")  # prefer fp16
+    case = plain_case(2, 3, seq_q, head_dim, dtype, seq_k=seq_k).computing(variant.computes)
+    changed = case.with_fields(
+        {
+            "causal": "bottom_right" if masked else "none",
+            "layout": supports.layout[0],
+            "fp8_out": supports.fp8_out_of(dtype),
+        }
+    )
+    return None if variant.refuses(changed) else changed
 
 
 def property_case(variant: Variant, sequence: int = SEQUENCE) -> Case:
@@ -110,6 +146,8 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
     The properties of a candidate take turns at what its manifest supports: the first has the case of `property_case`,
     and any dtype, head_dim, mask, layout and grouping is that of at least one property.
     """
+    if name in ON_PLAIN_CASES and (plain := _plain_case(variant, name, dtypes)):
+        return plain
     case, supports = property_case(variant), variant.supports
     claims = claims_of(variant, dtypes) if variant.role == "candidate" and not variant.cases else []
     if not claims:

@@ -36,6 +36,7 @@ def tolerance_for(tolerance: Tolerance, dtype: str) -> Tolerance:
 
 
 Rounding = Literal["q", "s", "p", "tanh", "tf32"]
+Invariance = Literal["batch", "position", "chunk"]
 Sanitizer = Literal["memcheck", "racecheck", "synccheck", "initcheck"]
 SOME = msgspec.Meta(min_length=1)
 FEW = msgspec.Meta(max_length=256)  # far more than a real manifest has
@@ -232,6 +233,7 @@ class Variant(msgspec.Struct, frozen=True):
     because: str
     expect: str
     deterministic: bool = True
+    invariant: tuple[Invariance, ...] = ()  # what changes no bit of a row
     omits: str = ""
     suppressions: dict[Sanitizer, Suppression] = {}
     computes: Computes = "attention"

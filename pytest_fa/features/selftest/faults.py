@@ -105,6 +105,9 @@ FAULTS: dict[str, Fault] = {
     "shape_kept_by_address": Fault("new_shape", only=True),
     "flickers": Fault("repeats", only=True),
     "calls_sdpa": Fault("delegation", only=True),
+    "bits_by_batches": Fault("batch_invariance", only=True),
+    "bits_by_place": Fault("position_invariance", only=True),
+    "bits_by_queries": Fault("chunk_invariance", only=True),
     # endings
     "raises": Fault("exception", only=True),
     "exits": Fault("isolation", only=True),
@@ -139,6 +142,7 @@ TWINS = (
     "twin_right_allocates",
     "twin_right_may_differ",
     "twin_right_float32",
+    "twin_right_in_any_company",
     *(twin for part in parts.PARTS for twin in part.twins),
     "cuda_twin",
     "cuda_twin_workspace",

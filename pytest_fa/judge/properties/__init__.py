@@ -23,6 +23,12 @@ from pytest_fa.judge.properties.data import (
     negative_scale,
     zero_scale,
 )
+from pytest_fa.judge.properties.invariance import (
+    batch_invariance,
+    chunk_invariance,
+    position_invariance,
+    split_and_merge,
+)
 from pytest_fa.judge.properties.memory import (
     different_strides,
     expanded_batch,
@@ -61,5 +67,9 @@ PROPERTIES: dict[str, Callable[[PropertySubject], None]] = {
         many_queries,
         far_offsets,
         other_device,
+        batch_invariance,
+        position_invariance,
+        chunk_invariance,
+        split_and_merge,
     )
 }

@@ -18,7 +18,7 @@ def cut(subject: PropertySubject, inputs: Inputs, keys: int) -> Inputs | None:
     ends = lengths(subject, inputs.q.shape[2], keys)
     if any(end > tensor.shape[2] for end, tensor in zip(ends, inputs[:3], strict=True)):
         return None
-    q, k, v = (_stored_like(tensor[:, :, :end], tensor) for tensor, end in zip(inputs[:3], ends, strict=True))
+    q, k, v = (stored_like(tensor[:, :, :end], tensor) for tensor, end in zip(inputs[:3], ends, strict=True))
     queries, of_keys = (torch.arange(end, device=q.device) for end in ends[:2])
     return inputs._replace(q=q, k=k, v=v, extra=inputs.extra_at(queries=queries, keys=of_keys))
 
@@ -34,6 +34,6 @@ def has_heads_last(tensor: torch.Tensor) -> bool:
     return tensor.stride(1) < tensor.stride(2)
 
 
-def _stored_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def stored_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A dense copy whose axes are in memory as those of `like`."""
     return stored(tensor, "bshd" if has_heads_last(like) else "bhsd")

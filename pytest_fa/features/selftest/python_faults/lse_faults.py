@@ -7,6 +7,7 @@ import math
 import torch
 
 TILE = 64  # keys
+RANGE = 50  # keys of the first of the two calls that `split_and_merge` merges; no other check has so many
 LONG_SEQ_K = 512  # number of keys from which `lse_log2_when_long` is wrong
 
 
@@ -55,6 +56,9 @@ def right_returns_lse(q, k, v, *, scale, causal="none", out=None, lse=None):
 
 
 lse_log2 = writes_lse(lambda products, scale: right_lse(products, scale) / math.log(2))
+lse_of_a_range = writes_lse(
+    lambda products, scale: right_lse(products, scale) + (0.01 if products.shape[3] == RANGE else 0.0)
+)
 lse_log2_when_long = writes_lse(
     lambda products, scale: right_lse(products, scale) / (math.log(2) if products.shape[3] >= LONG_SEQ_K else 1.0)
 )
