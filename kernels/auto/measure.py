@@ -188,7 +188,7 @@ def _buffers(problem: Problem) -> Buffers:
     of_q = (problem.batch, problem.heads, problem.seq_q, problem.head_dim)
     of_k = (problem.batch, problem.kv_heads, problem.seq_k, problem.head_dim)
     q, k, v, out = (torch.randn(shape, device="cuda").half() for shape in (of_q, of_k, of_k, of_q))
-    return Buffers(q, k, v, out) if problem.dtype == "fp16" else Buffers(*(each.to(E4M3) for each in (q, k, v)), out)
+    return Buffers(q, k, v, out) if problem.dtype == "fp16" else Buffers(q.to(E4M3), k.to(E4M3), v.to(E4M3), out)
 
 
 def _calls(name: str, problem: Problem, sets: list[Buffers]) -> list[Call]:
@@ -212,7 +212,7 @@ def _forward(name: str) -> Forward:
 
 
 def _graph(calls: list[Call], count: int) -> torch.cuda.CUDAGraph:
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -225,7 +225,7 @@ def _graph(calls: list[Call], count: int) -> torch.cuda.CUDAGraph:
 
 
 def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     graph.replay()
     end.record()
