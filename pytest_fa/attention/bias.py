@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.axes import Axes, PerPair, hide_some, hide_where, misread, nothing
 from pytest_fa.attention.dtypes import ELEMENT_BYTES
-from pytest_fa.attention.mistake import ChangeScores, Mistake, Positions
+from pytest_fa.attention.mistake import ChangeScores, Mistake, Positions, empty_row_mistakes
 from pytest_fa.attention.part import CallInputs, PartTensor, Shape
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class ScoreBias(PerPair):
         if (cap := inputs.word("softcap")) and not _is_capped(inputs):
             words = f"the bias is added before the soft cap: {LOOK}"
             yield Mistake(words, score=_before_cap(bias, cap))
+        yield from empty_row_mistakes()
 
 
 def _is_capped(inputs: CallInputs) -> bool:

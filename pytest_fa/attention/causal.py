@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_fa.attention.mistake import LOOK_AT_MASK, TILES, Hide, Mistake, Positions, exponentials
+from pytest_fa.attention.mistake import (
+    LOOK_AT_MASK,
+    TILES,
+    Hide,
+    Mistake,
+    Positions,
+    empty_row_mistakes,
+    exponentials,
+)
 from pytest_fa.attention.part import CallInputs, Part, Shape, shown
 from pytest_fa.attention.token import Choice
 
@@ -109,16 +117,14 @@ class CausalMask(Part):
         is_square = seq_q == keys
         for wrong in self.claims:
             if wrong != causal and not (wrong == "bottom_right" and is_square):
-                words = f"the mask is {wrong.replace('_', ' ')} where it should be {causal.replace('_', ' ')}"
+                words = f"the causal mask is {wrong.replace('_', ' ')} where it should be {causal.replace('_', ' ')}"
                 if "none" not in (wrong, causal):
                     words += f": if that is meant, write `{wrong}` in `supports: {{causal: [...]}}`"
                 yield Mistake(words, hide=_mask(wrong))
         if causal != "none":
             yield from _moved(causal, keys)
         if causal == "bottom_right" and seq_q > keys:
-            words = "queries that see no key get {}, not zero: look at the value of masked scores"
-            yield Mistake(words.format("the mean of V"), weigh=_mean_without_key)
-            yield Mistake(words.format("all keys"), weigh=_unmasked_without_key)
+            yield from empty_row_mistakes()
 
 
 def hidden_under(causal: str, positions: Positions, wider: int = 0) -> torch.Tensor | None:
@@ -183,15 +189,6 @@ def _masked_with_zero(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch
 def _masked_after_softmax(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     p = exponentials(scores, hidden & ~hidden)
     return p.masked_fill(hidden, 0.0), p.sum(-1, keepdim=True)
-
-
-def _mean_without_key(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return _unmasked_without_key(scores.masked_fill(hidden.all(-1, keepdim=True), 0.0), hidden)
-
-
-def _unmasked_without_key(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    p = exponentials(scores, hidden & ~hidden.all(-1, keepdim=True))
-    return p, p.sum(-1, keepdim=True)
 
 
 PART = CausalMask()

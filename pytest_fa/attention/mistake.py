@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -98,3 +98,19 @@ class Mistake(NamedTuple):
         """Whether the output is the right one, only arranged in another way."""
         changes = (self.change, self.score, self.hide, self.sinks)
         return self.arrange is not None and changes == (None,) * len(changes) and self.weigh is softmax
+
+
+def empty_row_mistakes() -> Iterator[Mistake]:
+    """What a query that sees no key gets if hidden keys have a finite score."""
+    words = "queries that see no key get {}, not zero: look at the value of masked scores"
+    yield Mistake(words.format("the mean of V"), weigh=_mean_without_key)
+    yield Mistake(words.format("all keys"), weigh=_unmasked_without_key)
+
+
+def _mean_without_key(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _unmasked_without_key(scores.masked_fill(hidden.all(-1, keepdim=True), 0.0), hidden)
+
+
+def _unmasked_without_key(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    p = exponentials(scores, hidden & ~hidden.all(-1, keepdim=True))
+    return p, p.sum(-1, keepdim=True)

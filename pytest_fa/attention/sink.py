@@ -135,6 +135,8 @@ class AttentionSink(Part):
         if cap := inputs.word("softcap"):
             words = f"the sink is capped, too: {LOOK}"
             yield Mistake(words, sinks=_changed(sink, lambda sinks: (sinks / cap).tanh() * cap))
+        if (left := inputs.word("window_left")) is not None:
+            yield Mistake(f"the window hides the sink, as if it were key 0: {LOOK}", sinks=_of_key_0(sink, left))
 
 
 def _repeats(keys: int) -> dict[int, list[str]]:
@@ -154,6 +156,16 @@ def _of(sink: torch.Tensor) -> Sinks:
 
 def _changed(sink: torch.Tensor, change: ChangeSinks) -> Sinks:
     return lambda positions: change(positions.part_of(sink).double())
+
+
+def _of_key_0(sink: torch.Tensor, window_left: int) -> Sinks:
+    """The sink for queries whose window begins at key 0."""
+
+    def sinks(positions: Positions) -> torch.Tensor:
+        own = positions.queries + positions.seq_k - positions.seq_q  # [rows, 1]
+        return positions.part_of(sink).double().masked_fill(own > window_left, -math.inf)
+
+    return sinks
 
 
 def _counted(times: int) -> ChangeSinks:

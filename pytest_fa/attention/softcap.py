@@ -33,8 +33,8 @@ class SoftCap(Part):
     conventions = {
         "add": Convention(
             {
-                "after_cap": "the bias is added after the soft cap",
-                "before_cap": "the bias is added before the soft cap, which makes -cap of -inf",
+                "after_cap": "the bias or ALiBi is added after the soft cap",
+                "before_cap": "the bias or ALiBi is added before the soft cap, which makes -cap of -inf",
             },
             is_seen_in=("softcap",),
             is_other_function=True,

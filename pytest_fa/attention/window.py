@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_fa.attention.mistake import LOOK_AT_MASK, Hide, Mistake, Positions
+from pytest_fa.attention.mistake import LOOK_AT_MASK, Hide, Mistake, Positions, empty_row_mistakes
 from pytest_fa.attention.part import CallInputs, Convention, Part, Shape, shown
 
 if TYPE_CHECKING:
@@ -308,10 +308,15 @@ class SlidingWindow(Part):
             if other not in known:
                 known.add(other)
                 yield Mistake(f"{words}: {LOOK_AT_MASK}", hide=_hide(other, _shift(inputs)))
+        if None not in window and (to_first := inputs.q.shape[2] - inputs.k.shape[2]) and not _shift(inputs):
+            words = f"of the window, the {{}} is aligned to the first key, not to the last: {LOOK_AT_MASK}"
+            yield Mistake(words.format("left side"), hide=_hide_each(window, to_first, 0))
+            yield Mistake(words.format("right side"), hide=_hide_each(window, 0, to_first))
         if window.left is not None and window.right == 0 and window.left > 0:
             length = window.left + 1
             words = f"queries see chunks of {length} keys, not a sliding window: {LOOK_AT_MASK}"
             yield Mistake(words, hide=lambda positions: _hidden_by_chunks(length, positions))
+        yield from empty_row_mistakes()
 
 
 def _shift(inputs: CallInputs) -> int:
@@ -342,6 +347,12 @@ def _hide(window: Window, shift: int = 0) -> Hide:
         return positions.nothing_hidden if mask is None else mask
 
     return hidden
+
+
+def _hide_each(window: Window, left_shift: int, right_shift: int) -> Hide:
+    """Each side with a shift of its own."""
+    left, right = _hide(Window(window.left, None), left_shift), _hide(Window(None, window.right), right_shift)
+    return lambda positions: left(positions) | right(positions)
 
 
 def _others(window: Window) -> Iterator[tuple[str, Window]]:

@@ -303,7 +303,7 @@ MISTAKES = [
     (BIAS, f"{BIAS}[:1]", "biasbq", "each batch reads that of batch 0"),
     (BIAS, f"{BIAS}.roll(-1, 2)", "biasq", "each query reads that of the next query"),
     (BIAS, f"{BIAS}.transpose(2, 3)", "biasq", "it is read transposed, with query and key exchanged"),
-    (*BEFORE_CAP, "cap2-biasbhq", "the bias is added before the soft cap"),
+    (*BEFORE_CAP, "cap2-biasbhq", "the bias or ALiBi is added before the soft cap"),
     ("if attn_mask is not None", "if False", "maskbhq", "the mask is ignored"),
     ("~attn_mask", "attn_mask", "maskbhq", "the mask is inverted: true hides a key"),
     ("~attn_mask", "attn_mask", "mask", "the mask is inverted: true hides a key"),

@@ -116,7 +116,9 @@ def test_what_is_declared_and_not_so_is_named(
 def test_the_alignment_of_a_causal_mask_is_named(write_variant: WriteVariant, tmp_path: Path, kernel: str) -> None:
     """For a mask that is passed as true or false, `supports` says the alignment."""
     variant = counting_kernel(write_variant, tmp_path, kernel, "causal=top_left")
-    line = "the mask is top left where it should be bottom right: if that is meant, write `top_left` in `supports: "
+    line = (
+        "the causal mask is top left where it should be bottom right: if that is meant, write `top_left` in `supports: "
+    )
     assert cause_of(judged(variant, "causal_br-sk80")) == f"{line}{{causal: [...]}}`"
     entry = ENTRY.replace("bottom_right", "top_left")
     assert (

@@ -305,7 +305,7 @@ HIDES_FIRST = (
     ("source", "cause"),
     [
         (HIDES_FIRST, ""),
-        (HIDES_FIRST.replace('"top_left"', '"bottom_right"'), "the mask is none where it should be top left"),
+        (HIDES_FIRST.replace('"top_left"', '"bottom_right"'), "the causal mask is none where it should be top left"),
         (HIDES_FIRST.replace("if first_hidden", "if False"), "not diagnosed"),
     ],
     ids=["right", "without the causal mask", "without the other"],
