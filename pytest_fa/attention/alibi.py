@@ -53,6 +53,25 @@ class Alibi(Part):
         ),
     }
 
+    faults = dict.fromkeys(
+        (
+            "alibi_ignored",
+            "alibi_added",
+            "alibi_signed",
+            "alibi_first_key",
+            "alibi_scaled",
+            "alibi_usual_slopes",
+            "alibi_of_next_head",
+            "alibi_of_kv_head",
+            "alibi_before_cap",
+        ),
+        ("max", False),
+    )
+    selftest_shapes = (
+        "b1h4s77d64-fp16-kv2-sk150-alibi",
+        "b1h2s113d64-fp16-cap2-alibi",
+    )
+
     def impossible(self, case: Shape) -> str | None:
         """ALiBi is a bias."""
         if not case.value_of("alibi"):

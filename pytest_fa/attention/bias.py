@@ -32,6 +32,30 @@ class ScoreBias(PerPair):
     words = {"attn_bias": ("attn_bias", "attention_bias", "bias", "score_bias", "position_bias", "rel_pos_bias")}
     tensors = {"attn_bias": PartTensor("q", is_vector=False)}
 
+    faults = {
+        **dict.fromkeys(
+            (
+                "bias_ignored",
+                "bias_scaled",
+                "bias_before_cap",
+                "bias_twice_in_last_tile",
+                "bias_of_kv_head",
+                "bias_of_next_batch",
+                "bias_taken_for_dense",
+                "bias_read_as_bshd",
+                "bias_inf_is_finite",
+            ),
+            ("max", False),
+        ),
+        "bias_times_mask": ("finite", False),
+        "bias_not_in_lse": ("lse", True),
+    }
+    selftest_shapes = (
+        "b2h4s77d64-fp16-kv2-biasbhq",
+        "b2h3s77d64-fp16-biashq-bshd",
+        "b2h2s77d64-fp16-cap2-biash-maskq",
+    )
+
     def flops(self, case: Shape) -> int:
         """One addition for each visible pair."""
         return case.batch * case.heads * case.visible_pairs if self.claimed_by(case) else 0

@@ -31,6 +31,9 @@ class ValueSize(Part):
     claim_order = 1
     documented_claims = f"`{EQUAL}`, numbers, or a range"
 
+    faults = dict.fromkeys(("v_first_64", "v_divided_first_64", "v_rows_of_k", "scale_of_v"), ("max", False))
+    selftest_shapes = ("b1h2s113d64-fp16-dv128", "b1h2s113d64-fp16-dv32")
+
     def impossible(self, case: Shape) -> str | None:
         """A row of V has an element, and scores alone have no V."""
         size = case.value_of("head_dim_v")

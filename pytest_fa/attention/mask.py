@@ -37,6 +37,31 @@ class BooleanMask(PerPair):
         )
     }
 
+    faults = {
+        **dict.fromkeys(
+            (
+                "mask_ignored",
+                "mask_inverted",
+                "mask_added",
+                "mask_of_next_batch",
+                "mask_of_kv_head",
+                "mask_taken_for_dense",
+                "mask_in_pv_only",
+                "mask_empty_row_mean",
+                "mask_before_cap",
+                "mask_replaces_causal",
+                "mask_lost_with_bias",
+            ),
+            ("max", False),
+        ),
+        "mask_empty_row_divides": ("finite", False),
+    }
+    selftest_shapes = (
+        "b2h4s77d64-fp16-kv2-maskbhq",
+        "b2h2s77d64-fp16-causal-cap2-maskq",
+        "b2h2s77d64-fp16-biash-maskb",
+    )
+
     def size_bytes(self, case: Shape) -> int:
         """A byte for each number, along the axes that it has."""
         return self.elements(case)

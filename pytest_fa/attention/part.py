@@ -431,9 +431,10 @@ class Part:
     # -- the self-test ----------------------------------------------------------------------------------------------
 
     # Its planted faults: the name of each wrong kernel, the check that must detect it, and whether no other one may.
+    # `features/selftest/python_part_faults` and `cuda_part_faults` have the kernels.
     faults: ClassVar[Mapping[str, tuple[str, bool]]] = {}
     twins: ClassVar[tuple[str, ...]] = ()  # right kernels that are written alike
-    selftest_shapes: ClassVar[tuple[str, ...]] = ()  # cases that every planted fault is tried on
+    selftest_shapes: ClassVar[tuple[str, ...]] = ()  # cases of its planted faults, and of all right kernels
 
 
 def shown(value: object) -> str:

@@ -28,6 +28,9 @@ class ScoreScale(Part):
         )
     }
 
+    faults = dict.fromkeys(("scale_default", "scale_of_padded", "scale_twice"), ("max", False))
+    selftest_shapes = ("b1h2s113d64-fp16-scale0p2-sink",)  # of kernels that claim sinks: each kernel takes any scale
+
     def impossible(self, case: Shape) -> str | None:
         """A float32 holds the scale."""
         if math.isinf(as_float32(case.value_of("scale"))):

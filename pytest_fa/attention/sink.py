@@ -50,6 +50,34 @@ class AttentionSink(Part):
         )
     }
 
+    faults = {
+        **dict.fromkeys(
+            (
+                "sink_missing",
+                "sink_twice",
+                "sink_scaled",
+                "sink_in_base_2",
+                "sink_of_next_head",
+                "sink_of_kv_head",
+                "sink_in_every_split",
+                "sink_capped",
+                "sink_has_value",
+                "sink_hidden_by_window",
+                "sink_without_maximum",
+            ),
+            ("max", False),
+        ),
+        "sink_not_in_maximum": ("lse", True),
+        "sink_not_in_lse": ("lse", True),
+        "sink_not_in_empty_rows": ("lse", True),
+        "sink_inf_is_nan": ("finite", False),
+    }
+    selftest_shapes = (
+        "b1h6s113d64-fp16-kv2-sk150-sink",
+        "b1h6s150d64-fp16-causal_br-kv2-sk77-sink",  # the first queries see no key
+        "b1h6s113d64-fp16-win37_0-sk150-cap2-sink",
+    )
+
     def impossible(self, case: Shape) -> str | None:
         """Only attention has sinks."""
         is_scores = case.value_of("sink") and case.computes == "scores"

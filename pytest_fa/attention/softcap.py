@@ -42,19 +42,25 @@ class SoftCap(Part):
     }
     words = {"softcap": ("softcap", "soft_cap", "logits_soft_cap", "logit_softcapping", "attn_softcap", "tanh_cap")}
 
-    faults = dict.fromkeys(
-        (
-            "cuda_cap_ignored",
-            "cuda_cap_too_large",
-            "cuda_cap_before_scale",
-            "cuda_cap_twice",
-            "cuda_cap_not_multiplied",
-            "cuda_cap_of_log2",
-            "cuda_cap_in_half",
-            "cuda_cap_after_mask",
+    faults = {
+        **dict.fromkeys(
+            (
+                "cuda_cap_ignored",
+                "cuda_cap_too_large",
+                "cuda_cap_before_scale",
+                "cuda_cap_twice",
+                "cuda_cap_not_multiplied",
+                "cuda_cap_of_log2",
+                "cuda_cap_in_half",
+                "cuda_cap_after_mask",
+                "cap_before_scale",
+                "cap_not_in_last_tile",
+                "window_before_cap",
+            ),
+            ("max", False),
         ),
-        ("max", False),
-    )
+        "cap_not_in_lse": ("lse", True),
+    }
     twins = ("cuda_twin_window_cap",)
     selftest_shapes = (
         f"b1h2s113d64-fp16-win37_0-cap{SMALL_CAP:g}",

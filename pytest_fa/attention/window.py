@@ -120,12 +120,17 @@ class SlidingWindow(Part):
             ("max", False),
         ),
         "cuda_window_empty_row": ("finite", False),
+        **dict.fromkeys(
+            ("window_top_left", "window_right_top_left", "window_empty_row_mean", "window_lost_with_mask"),
+            ("max", False),
+        ),
     }
     selftest_shapes = (
         "b1h2s113d64-fp16-win37_0-sk150",
         "b1h2s113d64-fp16-win9_21-sk150",
         "b1h2s113d64-fp16-win20_o-sk150",
         "b1h2s113d64-fp16-winm8_57-sk150",  # the last queries see no key
+        "b1h2s113d64-fp16-win37_0-sk150-maskq",
     )
 
     def impossible(self, case: Shape) -> str | None:

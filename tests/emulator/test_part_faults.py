@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pytest_fa.attention import parts
-from pytest_fa.features.selftest.faults import FAULTS, cases
+from pytest_fa.features.selftest.faults import FAULTS, cases_of
 from tests.emulator.conftest import Build, complaints
 from tests.emulator.emulated import Emulated, Schedule
 from tests.tiers import nightly_but
@@ -20,7 +20,7 @@ WRONG = [name for part in parts.PARTS for name in part.faults if name.startswith
 
 def rejecting(kernel: Emulated) -> Iterator[str]:
     """The checks that reject a kernel, one case of the self-test after the other."""
-    for case in cases():
+    for case in cases_of(kernel.variant.name):
         if not kernel.variant.refuses(case):
             yield from complaints(kernel, case.id.removesuffix("-seed0"), Schedule())
 

@@ -61,6 +61,7 @@ VARIANTS = (
     "features.selftest.cuda_faults",
     "features.selftest.python_cheats",
     "features.selftest.python_faults",
+    "features.selftest.python_part_faults",
     "features.selftest.python_twins",
     "template",
 )

@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from pytest_fa.attention import parts
@@ -37,8 +38,8 @@ CHECKS = (
 )
 ON_GPU_ONLY = ("launch", "device error", "gate")
 
-# The cases for every fault: two heads and a tail, in fp16 and fp32; a mask and grouped heads; bf16 in the layout bshd;
-# 520 keys.
+# The cases of correct twins, and of faults whose part of attention has no cases: two heads and a tail, in fp16 and
+# fp32; the cases of all parts; 520 keys.
 CASES = (
     "b1h2s113d64-fp16-seed0",
     *(f"{shape}-seed0" for part in parts.PARTS for shape in part.selftest_shapes),
@@ -52,17 +53,31 @@ class Fault(NamedTuple):
 
     `besides` names checks that may also detect it.  On a GPU, Python code that reads its data on the host cannot be
     captured in a CUDA graph.  On a slow machine a sample is a single call, at the addresses of the sample before it.
-    `twin` is the correct kernel that a slower one is gated against.
+    `twin` is the correct kernel that a slower one is gated against.  `shapes` are the cases of the part that it is in.
     """
 
     caught_by: str
     only: bool = False
     besides: tuple[str, ...] = ()
     twin: str = ""
+    shapes: tuple[str, ...] = ()
+
+    @property
+    def shows_in_shapes(self) -> bool:
+        """Whether the cases of its part are all that it is tried on."""
+        return bool(self.shapes) and self.caught_by not in PROPERTIES
+
+    def is_settled_by(self, caught: Collection[str]) -> bool:
+        """Whether further cases of its part can change nothing, after these checks."""
+        return self.shows_in_shapes and not self.only and self.caught_by in caught
 
 
 FAULTS: dict[str, Fault] = {
-    **{name: Fault(check, only=only) for part in parts.PARTS for name, (check, only) in part.faults.items()},
+    **{
+        name: Fault(check, only=only, shapes=part.selftest_shapes)
+        for part in parts.PARTS
+        for name, (check, only) in part.faults.items()
+    },
     # arithmetic
     "wrong_scale": Fault("gain"),
     "gain_only": Fault("gain", only=True),
@@ -144,14 +159,17 @@ TWINS = (
     "twin_right_float32",
     "twin_right_in_any_company",
     *(twin for part in parts.PARTS for twin in part.twins),
+    "twin_right_parts",
     "cuda_twin",
     "cuda_twin_workspace",
 )
 
 
-def cases() -> tuple[Case, ...]:
-    """Return the cases that every fault is tried on."""
-    return tuple(parse_case(case_id) for case_id in CASES)
+def cases_of(name: str) -> tuple[Case, ...]:
+    """Return the cases that a kernel is tried on."""
+    fault = FAULTS.get(name)
+    ids = tuple(f"{shape}-seed0" for shape in fault.shapes) if fault and fault.shows_in_shapes else CASES
+    return tuple(parse_case(case_id) for case_id in ids)
 
 
 def detection_problem(name: str, caught_by: list[str]) -> str:

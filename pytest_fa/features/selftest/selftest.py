@@ -15,7 +15,7 @@ from pytest_fa.features.selftest.exploits import (
     exploit_case,
     exploit_problem,
 )
-from pytest_fa.features.selftest.faults import FAULTS, cases, detection_problem
+from pytest_fa.features.selftest.faults import FAULTS, cases_of, detection_problem
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, Stage
@@ -37,14 +37,14 @@ def run_selftest_kernel(run_plan: RunPlan, runner: CaseRunner, variant: Variant)
     if variant.name in EXPLOITS:
         return _run_exploit(run_plan, runner, variant)
     caught: dict[str, str] = {}  # check -> what it first said
-    tried = 0
+    fault, tried = FAULTS.get(variant.name), 0
     for record in _runs(run_plan, runner, variant):
         tried += 1
         failure = () if record.outcome == Outcome.OK else (record.outcome,)  # listed if a failure names no check
         said, _, _ = record.message.partition("\n")
         for check in record.caught_by or failure:
             caught.setdefault(check, f"{check} of {record.id}: {said}")
-        if record.outcome in FINAL_OUTCOMES:
+        if record.outcome in FINAL_OUTCOMES or (fault and fault.is_settled_by(caught)):
             break
     problem = detection_problem(variant.name, list(caught)) or ("" if tried else "no check ran on this kernel")
     if problem:
@@ -53,15 +53,21 @@ def run_selftest_kernel(run_plan: RunPlan, runner: CaseRunner, variant: Variant)
 
 
 def _runs(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Iterator[Record]:
-    """The records of every case, of one timed case, of every property, and of a gate if the gate must catch it."""
-    needed_check = FAULTS[variant.name].caught_by if variant.name in FAULTS else None
+    """The records of every case, of one timed case, of every property, and of a gate if the gate must catch it.
+
+    A mistake that shows in the cases of its part has no other records.
+    """
+    fault = FAULTS.get(variant.name)
+    needed_check = fault.caught_by if fault else None
     if needed_check == "timed outputs" and not runner.options.timing:
         raise Refused(
             f"only timed calls show the mistake of {variant.name}, and --benchmark-disable switches timing off"
         )
-    supported = [case for case in cases() if not variant.refuses(case)]
+    supported = [case for case in cases_of(variant.name) if not variant.refuses(case)]
     for case in supported:
         yield runner.run(variant, case, "correct")
+    if fault and fault.shows_in_shapes:
+        return
     if supported and variant.is_judged:
         yield runner.run(variant, supported[0], "speed", is_checked_first=True)
     for name in PROPERTIES:

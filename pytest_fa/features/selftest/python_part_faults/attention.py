@@ -1,0 +1,244 @@
+"""Attention with every part, one mistake in a part or in a pair of parts, selected by FAULT, and a correct twin.
+
+The `step` of each variant describes its FAULT.  NONE is the twin.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+TILE = 64  # keys of a tile, and of a split
+WIDTH = 64  # columns of V that a kernel for head_dim 64 computes
+PADDED_HEAD_DIM = 128
+LOWEST = -1e30  # replaces a maximum of -inf: exp(-inf - LOWEST) = 0
+LOWEST_BIAS = -1e4  # in place of -inf
+NO_MASK = ("mask_ignored", "mask_added", "mask_in_pv_only", "bias_times_mask")  # whose scores are those of all keys
+
+
+def forward(
+    q,  # [batch, heads, seq_q, head_dim]
+    k,  # [batch, kv_heads, seq_k, head_dim]
+    v,  # [batch, kv_heads, seq_k, head_dim_v]
+    *,
+    scale,
+    causal="none",
+    window_left=None,
+    window_right=None,
+    softcap=0.0,
+    attn_bias=None,  # [batch, heads, seq_q, seq_k], as the mask
+    alibi_slopes=None,  # [heads], as the sink
+    attn_mask=None,
+    sink=None,
+    out=None,
+    lse=None,
+    FAULT="NONE",
+):
+    """Write attention, computed in float32 with P rounded to the dtype, and its log-sum-exp."""
+    group, is_bshd = q.shape[1] // k.shape[1], q.stride(1) < q.stride(2)
+    bias, mask = (read(FAULT, *each, group, is_bshd=is_bshd) for each in (("bias", attn_bias), ("mask", attn_mask)))
+    slopes, sink = (read_vector(FAULT, *each, group) for each in (("alibi", alibi_slopes), ("sink", sink)))
+
+    s = q.float() @ k.float().repeat_interleave(group, 1).transpose(2, 3) * find_scale(FAULT, scale, q, v)
+    added = {
+        "bias": find_bias(FAULT, bias, mask, scale),
+        "alibi": find_alibi(FAULT, slopes, s, scale),
+        "mask": mask if FAULT == "mask_added" else None,
+    }
+    hidden = {
+        "window": hidden_by_position(FAULT, s, causal, window_left, window_right, has_mask=mask is not None),
+        "mask": hidden_by_mask(FAULT, mask, has_bias=bias is not None),
+    }
+    uncapped = changed(FAULT, s, added, hidden, before_cap=False)
+    s = changed(FAULT, s, added, hidden, before_cap=True)
+    s = capped(FAULT, s, softcap, scale)
+    s = changed(FAULT, s, added, hidden, before_cap=False)
+
+    m = s.amax(-1, keepdim=True)  # [batch, heads, seq_q, 1]
+    if sink is not None:
+        sink = find_sink(FAULT, sink, s, scale, softcap, window_left)
+        if FAULT not in ("sink_not_in_maximum", "sink_without_maximum"):
+            m = torch.maximum(m, sink)
+    if FAULT != "sink_inf_is_nan":
+        m = m.clamp_min(LOWEST)
+    p = torch.exp(s - m)
+    of_sink = torch.zeros_like(m) if sink is None else torch.exp(sink if FAULT == "sink_without_maximum" else sink - m)
+    row_sum = p.sum(-1, keepdim=True) + of_sink
+
+    if FAULT == "mask_in_pv_only" and mask is not None:
+        p = p.masked_fill(~mask, 0.0)
+    values = read_values(FAULT, k, v).float().repeat_interleave(group, 1)
+    o = p.to(q.dtype).float() @ values
+    if FAULT == "sink_has_value":
+        o = o + of_sink * values[:, :, :1]
+    divisor = row_sum if FAULT == "mask_empty_row_divides" else row_sum.clamp_min(1e-30)
+    result = o / divisor
+    if FAULT == "v_divided_first_64":
+        result[..., WIDTH:] = o[..., WIDTH:]
+    if FAULT == "v_first_64":
+        result[..., WIDTH:] = 0
+    if lse is not None:
+        lse.copy_(find_lse(FAULT, m + row_sum.log(), uncapped, s, bias)[..., 0])
+    return result.to(q.dtype) if out is None else out.copy_(result)
+
+
+def read(FAULT, name, tensor, group, *, is_bshd=False):
+    """Return the numbers that the kernel reads of a part's tensor."""
+    if tensor is None:
+        return None
+    if FAULT == f"{name}_of_kv_head":
+        return tensor[:, torch.arange(tensor.shape[1], device=tensor.device) // group]
+    if FAULT == f"{name}_of_next_head":
+        return tensor.roll(-1, 1)
+    if FAULT == f"{name}_of_next_batch":
+        return tensor.roll(-1, 0)
+    if FAULT == f"{name}_taken_for_dense":
+        return taken_for_dense(tensor)
+    if FAULT == f"{name}_read_as_bshd" and is_bshd:
+        batch, heads, rows, keys = tensor.shape
+        return taken_for_dense(tensor).view(batch, rows, heads, keys).transpose(1, 2)
+    return tensor
+
+
+def read_vector(FAULT, name, vector, group):
+    """Return the number of each head that the kernel reads, [1, heads, 1, 1]."""
+    return None if vector is None else read(FAULT, name, vector[None, :, None, None], group)
+
+
+def taken_for_dense(tensor):
+    """Return the numbers at dense strides, from the beginning again where the memory of the tensor ends."""
+    own = tensor[tuple(slice(1) if step == 0 else slice(None) for step in tensor.stride())].flatten()
+    return own.repeat(-(-tensor.numel() // own.numel()))[: tensor.numel()].view(tensor.shape)
+
+
+def read_values(FAULT, k, v):
+    """Return V as the kernel reads it."""
+    if FAULT == "v_rows_of_k" and v.shape[3] > k.shape[3]:
+        return v.as_strided(v.shape, (*v.stride()[:2], k.shape[3], 1), v.storage_offset())
+    return v
+
+
+def find_scale(FAULT, scale, q, v):
+    """Return the factor of the scores."""
+    if FAULT == "scale_default":
+        return q.shape[3] ** -0.5
+    if FAULT == "scale_of_padded":
+        return PADDED_HEAD_DIM**-0.5
+    if FAULT == "scale_twice":
+        return scale * scale
+    if FAULT == "scale_of_v":
+        return v.shape[3] ** -0.5
+    return scale
+
+
+def hidden_by_mask(FAULT, mask, *, has_bias):
+    """Return the keys that are hidden by the boolean mask."""
+    if mask is None or FAULT in NO_MASK or (has_bias and FAULT == "mask_lost_with_bias"):
+        return None
+    return mask if FAULT == "mask_inverted" else ~mask
+
+
+def hidden_by_position(FAULT, s, causal, left, right, *, has_mask):
+    """Return the keys that are hidden by the causal mask and the window, [seq_q, seq_k]."""
+    if has_mask and FAULT == "mask_replaces_causal":
+        causal = "none"
+    if has_mask and FAULT == "window_lost_with_mask":
+        left = right = None
+    rows, keys = s.shape[2:]
+    row, key = torch.arange(rows, device=s.device)[:, None], torch.arange(keys, device=s.device)
+    own = row + keys - rows
+    hidden = key < torch.zeros_like(row)
+    if causal != "none":
+        hidden = key > (row if causal == "top_left" else own)
+    if left is not None:
+        hidden = hidden | (key < (row if FAULT == "window_top_left" else own) - left)
+    if right is not None:
+        hidden = hidden | (key > (row if FAULT in ("window_top_left", "window_right_top_left") else own) + right)
+    return hidden
+
+
+def find_bias(FAULT, bias, mask, scale):
+    """Return the bias as it is added, [batch, heads, seq_q, seq_k]."""
+    if bias is None or FAULT == "bias_ignored":
+        return None
+    bias = bias.float()
+    if FAULT == "bias_scaled":
+        return bias * scale
+    if FAULT == "bias_inf_is_finite":
+        return bias.clamp_min(LOWEST_BIAS)
+    if FAULT == "bias_times_mask" and mask is not None:
+        return bias * mask
+    if FAULT == "bias_twice_in_last_tile":
+        keys = bias.shape[3]
+        return bias * (1 + (torch.arange(keys, device=bias.device) >= (keys - 1) // TILE * TILE))
+    return bias
+
+
+def find_alibi(FAULT, slopes, s, scale):
+    """Return what ALiBi adds to the scores, [1, heads, seq_q, seq_k]."""
+    if slopes is None or FAULT == "alibi_ignored":
+        return None
+    (heads, rows, keys), device = s.shape[1:], s.device
+    own = torch.arange(rows, device=device)[:, None] + (0 if FAULT == "alibi_first_key" else keys - rows)
+    distance = own - torch.arange(keys, device=device)
+    if FAULT != "alibi_signed":
+        distance = distance.abs()
+    if FAULT == "alibi_usual_slopes":
+        slopes = torch.exp2(-8.0 * torch.arange(1, heads + 1, device=device) / heads)[:, None, None]
+    factor = {"alibi_scaled": scale, "alibi_added": -1.0}.get(FAULT, 1.0)
+    return -slopes * distance * factor
+
+
+def changed(FAULT, s, added, hidden, *, before_cap):
+    """Return the scores with what the kernel does before the soft cap, or after it."""
+    for name, numbers in added.items():
+        if numbers is not None and (FAULT == f"{name}_before_cap") == before_cap:
+            s = s + numbers
+    for name, keys in hidden.items():
+        if keys is not None and (FAULT == f"{name}_before_cap") == before_cap:
+            s = s.masked_fill(keys, LOWEST if FAULT == f"{name}_empty_row_mean" else -math.inf)
+    return s
+
+
+def capped(FAULT, s, cap, scale):
+    """Return the scores after the soft cap."""
+    if not cap:
+        return s
+    if FAULT == "cap_before_scale":
+        return cap * torch.tanh(s / scale / cap) * scale
+    result = cap * torch.tanh(s / cap)
+    if FAULT == "cap_not_in_last_tile":
+        start = (s.shape[3] - 1) // TILE * TILE
+        result[..., start:] = s[..., start:]
+    return result
+
+
+def find_sink(FAULT, sink, s, scale, cap, window_left):
+    """Return the score of the sink, [1, heads, 1 or seq_q, 1]."""
+    rows, keys = s.shape[2:]
+    if FAULT == "sink_missing":
+        return sink - math.inf
+    if FAULT == "sink_twice":
+        return sink + math.log(2)
+    if FAULT == "sink_in_every_split":
+        return sink + math.log(-(-keys // TILE))
+    if FAULT == "sink_capped" and cap:
+        return cap * torch.tanh(sink / cap)
+    if FAULT == "sink_hidden_by_window" and window_left is not None:
+        own = torch.arange(rows, device=s.device)[:, None] + keys - rows
+        return sink.masked_fill(own > window_left, -math.inf)
+    return sink * {"sink_scaled": scale, "sink_in_base_2": math.log(2)}.get(FAULT, 1.0)
+
+
+def find_lse(FAULT, right, uncapped, s, bias):
+    """Return the log-sum-exp, [batch, heads, seq_q, 1]."""
+    if FAULT == "sink_not_in_lse":
+        return s.logsumexp(-1, keepdim=True)
+    if FAULT == "sink_not_in_empty_rows":
+        return right.masked_fill(s.amax(-1, keepdim=True) == -math.inf, -math.inf)
+    if FAULT == "cap_not_in_lse":
+        return uncapped.logsumexp(-1, keepdim=True)
+    if FAULT == "bias_not_in_lse" and bias is not None:
+        return (s - bias.masked_fill(bias == -math.inf, 0.0)).logsumexp(-1, keepdim=True)
+    return right

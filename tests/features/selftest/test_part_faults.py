@@ -1,0 +1,166 @@
+"""The self-test's wrong Python kernels in parts of attention: the check that rejects each one, and its diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pytest_fa.attention import parts
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.discover import discover
+from pytest_fa.features.selftest.faults import FAULTS, Fault, cases_of
+from pytest_fa.features.selftest.plugin import FOLDER
+from pytest_fa.judge.pipeline import run_case
+from pytest_fa.wire.jobs import CaseJob, CaseResult
+from tests.tiers import nightly_but
+
+TWIN = "twin_right_parts"
+UNKNOWN = "no known mistake gives this"
+# A part of the sentence that names each mistake.
+CAUSES = {
+    "window_top_left": "the window is aligned to the first key, not to the last",
+    "window_right_top_left": "the right side is aligned to the first key",
+    "window_empty_row_mean": "queries that see no key get the mean of V",
+    "window_lost_with_mask": "the window is ignored",
+    "cap_before_scale": "the soft cap is applied before the scale",
+    "cap_not_in_last_tile": UNKNOWN,
+    "cap_not_in_lse": UNKNOWN,
+    "window_before_cap": "keys are hidden before the soft cap",
+    "sink_missing": "the sink is missing",
+    "sink_twice": "the sink is counted 2 times",
+    "sink_scaled": "the sink is multiplied by the softmax scale",
+    "sink_in_base_2": "the sink is in base 2",
+    "sink_of_next_head": "each head has the sink of the next head",
+    "sink_of_kv_head": "the sink is read at the index of the head of K and V",
+    "sink_in_every_split": "the sink is counted 3 times, as if each tile of 64 keys had it",
+    "sink_capped": "the sink is capped, too",
+    "sink_has_value": UNKNOWN,
+    "sink_hidden_by_window": "the window hides the sink",
+    "sink_without_maximum": "exp(sink) is added to the row sum, not exp(sink - max)",
+    "sink_not_in_maximum": UNKNOWN,
+    "sink_not_in_lse": "the sink is left out of the log-sum-exp",
+    "sink_not_in_empty_rows": UNKNOWN,
+    "sink_inf_is_nan": "the kernel computed NaN or Inf in head 1 of 6, query 0 to 72",
+    "bias_ignored": "the bias is ignored",
+    "bias_scaled": "as if it were added before the scale",
+    "bias_before_cap": "the bias or ALiBi is added before the soft cap",
+    "bias_twice_in_last_tile": UNKNOWN,
+    "bias_of_kv_head": "the bias of another place is added: each head reads that at the index of the head of K and V",
+    "bias_of_next_batch": "the bias of another place is added: each batch reads that of the next batch",
+    "bias_taken_for_dense": UNKNOWN,
+    "bias_read_as_bshd": UNKNOWN,
+    "bias_inf_is_finite": "queries that see no key get all keys, not zero",
+    "bias_times_mask": "the kernel computed NaN or Inf in every batch",
+    "bias_not_in_lse": UNKNOWN,
+    "alibi_ignored": "ALiBi is not applied",
+    "alibi_added": "slope * distance is added, it must be subtracted",
+    "alibi_signed": "without its absolute value",
+    "alibi_first_key": "distances are those of the first key and query",
+    "alibi_scaled": "slope * distance is multiplied by the softmax scale",
+    "alibi_usual_slopes": "the slopes are those of the usual formula",
+    "alibi_of_next_head": "each head has the slope of the next head",
+    "alibi_of_kv_head": "the slope is read at the index of the head of K and V",
+    "alibi_before_cap": "the bias or ALiBi is added before the soft cap",
+    "mask_ignored": "the mask is ignored",
+    "mask_inverted": "the mask is inverted",
+    "mask_added": "the mask is added to the scores as 0 and 1",
+    "mask_of_next_batch": "the mask of another place is used: each batch reads that of the next batch",
+    "mask_of_kv_head": "the mask of another place is used: each head reads that at the index of the head of K and V",
+    "mask_taken_for_dense": UNKNOWN,
+    "mask_in_pv_only": "hidden keys are left out of P V, but not of the row sum",
+    "mask_empty_row_mean": "a row that sees no key is the mean of V",
+    "mask_empty_row_divides": "NaN exactly in the queries that see no key: 0/0 at the end",
+    "mask_before_cap": UNKNOWN,
+    "mask_replaces_causal": "the causal mask is none where it should be top left",
+    "mask_lost_with_bias": "the mask is ignored",
+    "v_first_64": "only the first 64 of the 128 dims of V are computed",
+    "v_divided_first_64": UNKNOWN,
+    "v_rows_of_k": UNKNOWN,
+    "scale_of_v": "1/sqrt(128), the head_dim of V",
+    "scale_default": "the scale of the call is not used",
+    "scale_of_padded": "the softmax scale is that of D = 128, not 64",
+    "scale_twice": "the softmax scale is 0.04, not 0.2",
+}
+VARIANTS = {
+    name: variant
+    for name, variant in discover((FOLDER,)).variants.items()
+    if variant.folder.endswith("python_part_faults")
+}
+
+
+def result_of(name: str, case: Case) -> CaseResult:
+    """The result of one case on the CPU."""
+    variant = VARIANTS[name]
+    return run_case(CaseJob(variant, case, None, "cpu", "same_precision", checks_output=True, time=False, repeats=0))
+
+
+def wrong_results(name: str) -> Iterator[CaseResult]:
+    """The results of the cases of the self-test in which a kernel is wrong."""
+    results = (result_of(name, case) for case in cases_of(name) if not VARIANTS[name].refuses(case))
+    return (result for result in results if result.outcome != "ok")
+
+
+def test_every_kernel_is_listed() -> None:
+    """Each wrong kernel has a cause here, and each part that changes the result has planted faults and their cases."""
+    assert {*VARIANTS} - {TWIN} == {*CAUSES}
+    names = ("causal", "window", "head_dim_v", "scale", "softcap", "bias", "alibi", "mask", "sink", "layout")
+    assert [*names] == [part.name for part in parts.PARTS if part.faults and part.selftest_shapes]
+
+
+def test_the_twin_is_right() -> None:
+    """The source has no mistake but those that are planted."""
+    assert [result.message for result in wrong_results(TWIN)] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    nightly_but(
+        CAUSES,
+        "window_right_top_left",
+        "window_empty_row_mean",
+        "cap_not_in_lse",
+        "sink_in_every_split",
+        "sink_hidden_by_window",
+        "bias_inf_is_finite",
+        "alibi_before_cap",
+        "mask_replaces_causal",
+        "v_divided_first_64",
+        "scale_twice",
+    ),
+)
+def test_each_mistake_is_caught_and_gets_no_other_name(name: str) -> None:
+    """The check that must reject a kernel does, and the diagnosis names its mistake, or none."""
+    wrong = next(wrong_results(name))
+    assert FAULTS[name].caught_by in wrong.caught_by
+    assert CAUSES[name] in (wrong.diagnosis.cause if wrong.diagnosis else wrong.message)
+
+
+def test_a_fault_of_a_part_is_tried_on_its_cases_only() -> None:
+    """A fault whose part has no cases, or whose check is a property, needs all cases; so does a correct twin."""
+    shape = "b1h1s64d64-fp16-sink"
+    assert Fault("max", shapes=(shape,)).shows_in_shapes
+    assert not Fault("new_data", shapes=(shape,)).shows_in_shapes
+    assert not Fault("max").shows_in_shapes
+    assert {case.id.removesuffix("-seed0") for case in cases_of("sink_missing")} == {*FAULTS["sink_missing"].shapes}
+    assert {*cases_of("sink_missing")} < {*cases_of(TWIN)} == {*cases_of("gain_only")}
+
+
+def test_a_fault_in_plain_attention_needs_no_cases_of_other_parts() -> None:
+    """Kernels that claim no sink, bias or the like are tried on few cases, so that the self-test stays fast."""
+    variant = discover((FOLDER,)).variants["gain_only"]
+    assert [case.id for case in cases_of("gain_only") if not variant.refuses(case)] == [
+        "b1h2s113d64-fp16-seed0",
+        "b2h4s77d64-fp16-causal-kv2-seed0",
+        "b1h2s65d64-bf16-bshd-seed0",
+        "b1h1s520d64-fp16-seed0",
+    ]
+
+
+def test_a_fault_is_settled_by_its_check_unless_no_other_may_reject_it() -> None:
+    """After the check that must reject a kernel, further cases are tried only to see that no other check rejects it."""
+    shapes = ("b1h1s64d64-fp16-sink",)
+    assert Fault("max", shapes=shapes).is_settled_by(["rms", "max"])
+    assert not Fault("max", shapes=shapes).is_settled_by(["rms"])
+    assert not Fault("lse", only=True, shapes=shapes).is_settled_by(["lse"])
+    assert not Fault("max").is_settled_by(["max"])
