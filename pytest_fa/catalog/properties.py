@@ -59,6 +59,7 @@ INVARIANCES: dict[Invariance, str] = {
     "position": "position_invariance",
     "chunk": "chunk_invariance",
 }
+PROMISED = frozenset((*INVARIANCES.values(), "split_and_merge"))  # only by some variants
 ON_PLAIN_CASES = ("chunk_invariance", "split_and_merge")  # other parts of attention than a mask count keys or queries
 
 # Properties that a kernel may refuse, or that need a layout or a machine that may be missing.  For all others, a

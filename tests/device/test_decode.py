@@ -11,7 +11,7 @@ from pytest_fa.build.builder import ensure
 from pytest_fa.build.target import native_arch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
-from pytest_fa.catalog.properties import MAY_REFUSE
+from pytest_fa.catalog.properties import MAY_REFUSE, PROMISED
 from pytest_fa.host.client import Workers
 from pytest_fa.judge.pipeline import run_case
 from pytest_fa.records.built import Build
@@ -30,7 +30,7 @@ SHAPES = (
 PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "padded_rows", "graph_capture", "streams", "new_data")
 # decode_short differs from decode_cluster in its merges only.
 CHECKED = (
-    *(("decode_cluster", name) for name in PROPERTIES),
+    *(("decode_cluster", name) for name in PROPERTIES if name not in PROMISED),
     ("decode_short", "hard_data"),
     ("decode_short", "new_data"),
 )

@@ -13,8 +13,8 @@ import torch
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.properties import (
-    INVARIANCES,
     ON_GPU,
+    PROMISED,
     PROPERTIES,
     STRIDES_OF,
     applies,
@@ -32,7 +32,6 @@ from pytest_fa.wire.jobs import CaseJob, CaseResult
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
 MakeVariant = Callable[..., Variant]
-PROMISED = {*INVARIANCES.values(), "split_and_merge"}  # of which tests/unit/judge/test_invariance.py is
 ON_CPU = [name for name in PROPERTIES if name not in ON_GPU | PROMISED]
 
 
