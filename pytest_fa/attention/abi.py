@@ -48,8 +48,26 @@ FIELDS: tuple[tuple[str, FieldKind], ...] = (
     ("softcap", "float"),
     ("window_left", "int64"),
     ("window_right", "int64"),
+    ("sink", "pointer"),
+    ("alibi_slopes", "pointer"),
+    ("bias", "pointer"),
+    ("mask", "pointer"),
+    ("bias_stride", "strides"),
+    ("mask_stride", "strides"),
+    ("head_dim_v", "int64"),
 )
 # The bits of `features`, of the fields that a kernel reads only if the bit is set: `FaFeature`.
-FEATURES = {"softcap": 1, "window_left": 2, "window_right": 4}
+FEATURES = {
+    "softcap": 1,
+    "window_left": 2,
+    "window_right": 4,
+    "sink": 8,
+    "alibi_slopes": 16,
+    "bias": 32,
+    "mask": 64,
+    "head_dim_v": 128,
+}
+# The words that are tensors of parts, each with its field, in the order in which the binding takes them.
+TENSORS = {"sink": "sink", "alibi_slopes": "alibi_slopes", "attn_bias": "bias", "attn_mask": "mask"}
 # The fields whose values have a code.
 CODES = {"dtype": DTYPE_CODES, "causal": CAUSAL_CODES, "out_dtype": DTYPE_CODES}

@@ -30,7 +30,6 @@ class Alibi(Part):
     tokens = (Choice("alibi", (("alibi", True),), False),)
     rows = (("`-alibi`", "ALiBi, with a slope for each head"),)
     supports = "alibi"
-    is_in_c_interface = False
     claims = (False, True)
     words = {"alibi_slopes": ("alibi_slopes", "slopes", "alibi_slope", "slope")}
     tensors = {"alibi_slopes": PartTensor("float32", is_vector=True)}

@@ -55,7 +55,6 @@ class Axes:
 class PerPair(Part):
     """A part with one tensor, [batch or 1, heads or 1, seq_q or 1, seq_k]; its only token is an `Axes`."""
 
-    is_in_c_interface = False
     claims = (False, True)
 
     def impossible(self, case: Shape) -> str | None:

@@ -25,8 +25,6 @@ class ValueSize(Part):
     tokens = (Number("head_dim_v", "dv", "size", like="head_dim"),)
     rows = (("`-dv128`", "V and the output have head_dim 128"),)
     supports = "head_dim_v"
-    is_in_c_interface = False
-    changes_shapes = True
     claims = (EQUAL,)
     claim_order = 1
     documented_claims = f"`{EQUAL}`, numbers, or a range"

@@ -194,7 +194,6 @@ class Part:
     claim_order: ClassVar[int] = 0
 
     is_in_c_interface: ClassVar[bool] = True  # whether `include/fa_forward.h` has a field for it
-    changes_shapes: ClassVar[bool] = False  # whether tensors of its cases have other shapes
     is_after_scores: ClassVar[bool] = True  # whether a probe that computes scores alone can have nothing of it
 
     def supported(self, supports: Any) -> tuple[Any, ...]:  # `catalog.variant.Supports`

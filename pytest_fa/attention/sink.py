@@ -35,7 +35,6 @@ class AttentionSink(Part):
     tokens = (Choice("sink", (("sink", True),), False),)
     rows = (("`-sink`", "an attention sink for each head: -inf, -50, 0, 3, 12 or 100"),)
     supports = "sink"
-    is_in_c_interface = False
     claims = (False, True)
     names = ("sink", "sinks", "s_aux", "attention_sink", "attention_sinks", "attn_sink", "attn_sinks")
     words = {"sink": (*names, "sink_logits", "learnable_sink", "softmax_sink", "sink_weights")}

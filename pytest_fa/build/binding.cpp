@@ -62,12 +62,16 @@ const char* Kind(const TVMFFIAny& value) {
   return info == nullptr ? "another type" : info->type_key.data;
 }
 
-// The arguments of one call from Python, which are taken in their order.
+// The arguments of one call from Python, which are taken in their order.  The `further` ones at the end come only with calls
+// that need one of them, so that other calls take no longer.
 class Arguments {
  public:
-  Arguments(const TVMFFIAny* values, int count, int wanted) : next_(values) {
-    FA_REQUIRE(count == wanted, TypeError, "%d arguments are needed, got %d", wanted, count);
+  Arguments(const TVMFFIAny* values, int count, int wanted, int further) : next_(values), end_(values + count) {
+    FA_REQUIRE(count == wanted || count == wanted + further, TypeError, "%d or %d arguments are needed, got %d", wanted,
+               wanted + further, count);
   }
+
+  bool IsAtEnd() const { return next_ == end_; }
 
   // A tensor, or null for None.  An error names the kind of value that came in its place.
   const DLTensor* TensorOrNone(const char* name) {
@@ -83,6 +87,8 @@ class Arguments {
     FA_REQUIRE(tensor != nullptr, TypeError, "%s must be a tensor, got None", name);
     return *tensor;
   }
+
+  void Skip(int count) { next_ += count; }
 
   // Skips the next argument if it is None.  Returns whether it was.
   bool SkipNone() {
@@ -105,8 +111,10 @@ class Arguments {
   }
 
  private:
-  const TVMFFIAny* next_;
+  const TVMFFIAny *next_, *end_;
 };
+
+constexpr int DESCALES = 3, TENSORS = 4;  // the arguments for descales, and those that ReadTensors reads
 
 void* Data(const DLTensor& tensor) { return static_cast<char*>(tensor.data) + tensor.byte_offset; }
 
@@ -209,7 +217,14 @@ FaStrides Strides(const DLTensor& tensor) {
   return {strides[0], strides[1], strides[2], strides[3]};
 }
 
-// What the kernel computes into `out`: attention [batch, heads, seq_q, head_dim], or only scores [batch, heads, seq_q,
+// The strides of a bias or a mask, [batch, heads, seq_q, seq_k]; 0 along an axis with one element, too.
+FaStrides PairStrides(const DLTensor& tensor) {
+  const FaStrides of = Strides(tensor);
+  const int64_t* size = tensor.shape;
+  return {size[0] == 1 ? 0 : of.batch, size[1] == 1 ? 0 : of.head, size[2] == 1 ? 0 : of.seq, size[3] == 1 ? 0 : of.dim};
+}
+
+// What the kernel computes into `out`: attention [batch, heads, seq_q, head_dim_v], or only scores [batch, heads, seq_q,
 // seq_k].
 enum class Computes { kAttention, kScores };
 
@@ -222,11 +237,13 @@ FaForwardArgs MakeArgs(Computes computes, const DLTensor& q, const DLTensor& k, 
   CheckTensor(out, "out", 4, q);
   const int64_t batch = q.shape[0], heads = q.shape[1], seq_q = q.shape[2], head_dim = q.shape[3];
   const int64_t kv_heads = k.shape[1], seq_k = k.shape[2];
+  const int64_t head_dim_v = computes == Computes::kScores ? head_dim : v.shape[3];
   CheckShape(k, "k", {batch, kv_heads, seq_k, head_dim});
-  CheckShape(v, "v", {batch, kv_heads, seq_k, head_dim});
-  CheckShape(out, "out", {batch, heads, seq_q, computes == Computes::kScores ? seq_k : head_dim});
+  CheckShape(v, "v", {batch, kv_heads, seq_k, head_dim_v});
+  CheckShape(out, "out", {batch, heads, seq_q, computes == Computes::kScores ? seq_k : head_dim_v});
   FA_REQUIRE(batch > 0 && heads > 0 && seq_q > 0 && head_dim > 0, ValueError, "q is %s: every axis must be at least 1",
              Shape(q).chars);
+  FA_REQUIRE(head_dim_v > 0, ValueError, "v is %s: axis 3 must be at least 1", Shape(v).chars);
   FA_REQUIRE(kv_heads > 0 && heads % kv_heads == 0, ValueError, "%lld heads cannot share %lld key/value heads evenly",
              static_cast<long long>(heads), static_cast<long long>(kv_heads));
   FA_REQUIRE(causal >= FA_CAUSAL_NONE && causal <= FA_CAUSAL_BOTTOM_RIGHT, ValueError,
@@ -256,11 +273,47 @@ FaForwardArgs MakeArgs(Computes computes, const DLTensor& q, const DLTensor& k, 
   args.causal = static_cast<int32_t>(causal);
   args.scale = static_cast<float>(scale);
   args.out_dtype = out_dtype;
+  if (head_dim_v != head_dim) {
+    args.features |= FA_HEAD_DIM_V;
+    args.head_dim_v = head_dim_v;
+  }
   return args;
 }
 
+// Reads the tensors of a call besides q, k, v and their descales, each of which is None if the call lacks it.
+void ReadTensors(Arguments& arguments, FaForwardArgs& args, const DLTensor& q) {
+  const int64_t pairs[] = {args.batch, args.heads, args.seq_q, args.seq_k};
+  if (const DLTensor* sink = arguments.TensorOrNone("sink")) {
+    args.features |= FA_SINK;
+    args.sink = Floats(*sink, "sink", {args.heads}, q);
+  }
+  if (const DLTensor* slopes = arguments.TensorOrNone("alibi_slopes")) {
+    args.features |= FA_ALIBI;
+    args.alibi_slopes = Floats(*slopes, "alibi_slopes", {args.heads}, q);
+  }
+  if (const DLTensor* bias = arguments.TensorOrNone("attn_bias")) {
+    CheckTensor(*bias, "attn_bias", 4, q);
+    CheckShape(*bias, "attn_bias", pairs);
+    const int32_t dtype = Dtype(*bias, "attn_bias"), wanted = args.dtype == FA_DTYPE_e4m3 ? FA_DTYPE_fp32 : args.dtype;
+    FA_REQUIRE(dtype == wanted, TypeError, "q is %s and attn_bias is %s; it must be %s", DTYPE_NAMES[args.dtype],
+               DTYPE_NAMES[dtype], DTYPE_NAMES[wanted]);
+    args.features |= FA_BIAS;
+    args.bias = Data(*bias);
+    args.bias_stride = PairStrides(*bias);
+  }
+  if (const DLTensor* mask = arguments.TensorOrNone("attn_mask")) {
+    CheckTensor(*mask, "attn_mask", 4, q);
+    CheckShape(*mask, "attn_mask", pairs);
+    FA_REQUIRE(mask->dtype.code == kDLBool && mask->dtype.bits == 8, TypeError,
+               "attn_mask must be bool, got DLPack type code %d with %d bits", mask->dtype.code, mask->dtype.bits);
+    args.features |= FA_MASK;
+    args.mask = static_cast<const uint8_t*>(Data(*mask));
+    args.mask_stride = PairStrides(*mask);
+  }
+}
+
 // Reads the features of a call, each of which is None if the call lacks it.
-void ReadFeatures(Arguments& arguments, FaForwardArgs& args) {
+void ReadFeatures(Arguments& arguments, FaForwardArgs& args, const DLTensor& q) {
   if (!arguments.SkipNone()) {
     args.features |= FA_SOFTCAP;
     args.softcap = static_cast<float>(arguments.Number("softcap"));
@@ -278,6 +331,7 @@ void ReadFeatures(Arguments& arguments, FaForwardArgs& args) {
   FA_REQUIRE(!(args.features & (FA_WINDOW_LEFT | FA_WINDOW_RIGHT)) || args.causal == FA_CAUSAL_NONE, ValueError,
              "causal is %s beside a window; leave it out: window_right=0 hides the keys after a query",
              args.causal == FA_CAUSAL_TOP_LEFT ? "top_left" : "bottom_right");
+  if (!arguments.IsAtEnd()) ReadTensors(arguments, args, q);
   args.struct_size = args.features == 0 ? FA_PLAIN_SIZE : sizeof(FaForwardArgs);
 }
 
@@ -310,7 +364,6 @@ int64_t Forward(Arguments arguments) {
   const DLTensor *lse = arguments.TensorOrNone("lse"), *workspace = arguments.TensorOrNone("workspace");
   const double scale = arguments.Number("scale");
   FaForwardArgs args = MakeArgs(COMPUTES, q, k, v, out, scale, arguments.Integer("causal"));
-  ReadFeatures(arguments, args);
   char message[512] = "";
   args.message = message;
   args.message_bytes = sizeof(message);
@@ -319,7 +372,10 @@ int64_t Forward(Arguments arguments) {
     args.q_descale = Descale(arguments.TensorOrNone("q_descale"), "q_descale", args.batch, args.heads, q);
     args.k_descale = Descale(arguments.TensorOrNone("k_descale"), "k_descale", args.batch, args.kv_heads, q);
     args.v_descale = Descale(arguments.TensorOrNone("v_descale"), "v_descale", args.batch, args.kv_heads, q);
+  } else {
+    arguments.Skip(DESCALES);
   }
+  ReadFeatures(arguments, args, q);
   if (workspace != nullptr) {
     args.workspace = Data(*workspace);
     args.workspace_bytes = workspace->dtype.bits / 8;
@@ -346,19 +402,19 @@ int64_t WorkspaceBytes(Arguments arguments) {
   const DLTensor& out = arguments.Tensor("out");
   const double scale = arguments.Number("scale");
   FaForwardArgs args = MakeArgs(COMPUTES, q, k, v, out, scale, arguments.Integer("causal"));
-  ReadFeatures(arguments, args);
+  ReadFeatures(arguments, args, q);
   DeviceGuard guard(q.device.device_id);
   return fa_workspace_bytes == nullptr ? 0 : static_cast<int64_t>(fa_workspace_bytes(&args));
 }
 
 }  // namespace
 
-// Exports a function under the name by which tvm-ffi finds it.  COUNT is the number of its arguments.  The statement sets
-// `result`.
+// Exports a function under the name by which tvm-ffi finds it.  COUNT is the number of its arguments without those of
+// ReadTensors.  The statement sets `result`.
 #define FA_EXPORT_FFI(NAME, COUNT, STATEMENT)                                                                     \
   FA_EXPORT int __tvm_ffi_##NAME(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny* result) {              \
     try {                                                                                                         \
-      Arguments arguments(values, count, COUNT);                                                                  \
+      Arguments arguments(values, count, COUNT, TENSORS);                                                         \
       STATEMENT;                                                                                                  \
     } catch (const Error& error) {                                                                                \
       return Raise(error);                                                                                        \

@@ -148,8 +148,7 @@ class Agent:
         if not isinstance(self._forward, CudaForward):
             return 0
         q, k, v, out = (self._tensor(view) for view in (call.q, call.k, call.v, call.out))
-        words: dict[str, Any] = dict(call.words)
-        return self._forward.workspace_bytes(q, k, v, out, scale=call.scale, **words)
+        return self._forward.workspace_bytes(q, k, v, out, **keywords_of(call, self._tensor))
 
     def _tensor(self, view: View) -> torch.Tensor:
         return self.memories.tensor(view)

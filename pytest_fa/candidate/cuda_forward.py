@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pytest_fa.attention.abi import CAUSAL_CODES
+from pytest_fa.attention.abi import CAUSAL_CODES, TENSORS
 from pytest_fa.attention.scores import Computes
 from pytest_fa.candidate.forward import Forward
 from pytest_fa.candidate.launch_hint import launch_hint
@@ -50,15 +50,15 @@ class CudaForward:
         softcap: float | None = None,
         window_left: int | None = None,
         window_right: int | None = None,
-        **others: Any,  # noqa: ANN401  # words that the binding lacks
+        **others: Any,  # noqa: ANN401  # tensors of parts of attention
     ) -> torch.Tensor:
         """Make one call.  Raises as `Forward` says, and `TypeError` for a word that the binding lacks."""
-        if others:
-            raise TypeError(f"the C interface has no {', '.join(others)}")
         if out is None:
             out = empty_output(q, k, v, self._computes)
         code = CAUSAL_CODES.get(causal, UNKNOWN)
-        words = (scale, code, softcap, window_left, window_right, q_descale, k_descale, v_descale)
+        words = (scale, code, q_descale, k_descale, v_descale, softcap, window_left, window_right)
+        if others:
+            words = (*words, *_further_tensors(others))  # other calls do not pass them, so that they take no longer
         rows = lse if lse is None else lse.view(q.shape[:3])  # the binding knows one order of the axes
         try:
             if size := self._entry(q, k, v, out, rows, None, *words):  # nothing was launched
@@ -72,7 +72,7 @@ class CudaForward:
             raise error
         features = {"softcap": softcap, "window_left": window_left, "window_right": window_right, "lse": lse}
         descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-        given = {name: value for name, value in {**features, **descales}.items() if value is not None}
+        given = {name: value for name, value in {**features, **descales, **others}.items() if value is not None}
         return self._otherwise(q, k, v, scale=scale, causal=causal, out=out, **given)
 
     def workspace_bytes(  # noqa: PLR0913  # as `__call__`
@@ -87,13 +87,20 @@ class CudaForward:
         softcap: float | None = None,
         window_left: int | None = None,
         window_right: int | None = None,
-        **_: object,
+        **others: object,  # further tensors, and descales, on which no size depends
     ) -> int:
         """The size of the workspace that a call needs; 0 if it needs none, or takes none from outside."""
         if self._otherwise is not None:
             return 0
-        features = (softcap, window_left, window_right)
+        features = (softcap, window_left, window_right, *(others.get(word) for word in TENSORS))
         return int(self._workspace_bytes(q, k, v, out, scale, CAUSAL_CODES.get(causal, UNKNOWN), *features))
+
+
+def _further_tensors(words: dict[str, Any]) -> tuple[Any, ...]:
+    """The binding's last arguments.  Raises `TypeError` for a word that the binding lacks."""
+    if unknown := words.keys() - TENSORS.keys():
+        raise TypeError(f"the C interface has no {', '.join(sorted(unknown))}")
+    return tuple(words.get(word) for word in TENSORS)
 
 
 def _translate_error(problem: Exception, q: torch.Tensor, k: torch.Tensor, library: str) -> Exception:

@@ -330,11 +330,11 @@ class Variant(msgspec.Struct, frozen=True):
     def _refused_parts(self, case: Case, *, is_first: bool) -> Iterator[str]:
         """What parts of attention it does not support.
 
-        The role `overhead` fits any without a field in `supports` that leaves the shapes of tensors as they are.
+        The role `overhead` fits any without a field in `supports`, if the C interface has it.
         """
         for part in sorted(parts.PARTS, key=lambda part: part.claim_order):
             is_new = part.supports not in self.supports.__struct_fields__
-            is_free = self.role == "overhead" and is_new and not part.changes_shapes
+            is_free = self.role == "overhead" and is_new and part.is_in_c_interface
             if (part.claim_order == 0) is is_first and not is_free:
                 refusal = part.refusal(case, self.supports, self._remedy(part.supports))
                 yield from filter(None, (refusal, part.refusal_in(case, self.conventions)))

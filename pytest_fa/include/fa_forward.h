@@ -24,9 +24,19 @@
 enum FaStatus { FA_OK = 0, FA_REFUSED = -1 };
 enum FaDtype { FA_DTYPE_fp16 = 0, FA_DTYPE_bf16 = 1, FA_DTYPE_fp32 = 2, FA_DTYPE_e4m3 = 3 };
 enum FaCausal { FA_CAUSAL_NONE = 0, FA_CAUSAL_TOP_LEFT = 1, FA_CAUSAL_BOTTOM_RIGHT = 2 };
-enum FaFeature { FA_SOFTCAP = 1, FA_WINDOW_LEFT = 2, FA_WINDOW_RIGHT = 4 };
+enum FaFeature {
+  FA_SOFTCAP = 1,
+  FA_WINDOW_LEFT = 2,
+  FA_WINDOW_RIGHT = 4,
+  FA_SINK = 8,
+  FA_ALIBI = 16,
+  FA_BIAS = 32,
+  FA_MASK = 64,
+  FA_HEAD_DIM_V = 128
+};
 
-/* The strides of a tensor [batch, heads, seq, head_dim], in elements. */
+/* The strides of a tensor [batch, heads, seq, head_dim], in elements.  For a bias or a mask, `seq` is that of queries and
+ * `dim` that of keys. */
 struct FaStrides {
   int64_t batch, head, seq, dim;
 };
@@ -60,11 +70,21 @@ struct FaForwardArgs {
   uint64_t message_bytes;
 
   /* A bit for each feature that the call has; 0 for plain attention.  A field below is read only if its bit is set: 0 is a
-   * side of a window like any other.  Query i has the position p = i + seq_k - seq_q. */
+   * side of a window like any other.  Query i has the position p = i + seq_k - seq_q.
+   *
+   * The order is: scale, soft cap, bias, ALiBi, then everything that hides a key, then the softmax over the visible keys and
+   * the sink. */
   uint32_t features;    /* FaFeature */
-  float softcap;        /* FA_SOFTCAP: scores become softcap * tanh(score / softcap), after the scale and before the mask */
+  float softcap;        /* FA_SOFTCAP: scores become softcap * tanh(score / softcap) */
   int64_t window_left;  /* FA_WINDOW_LEFT: keys below p - window_left are hidden; may be negative */
   int64_t window_right; /* FA_WINDOW_RIGHT: keys above p + window_right are hidden; may be negative */
+
+  const float* sink;         /* FA_SINK: [heads], contiguous: a score without a value, neither scaled nor capped; may be -inf */
+  const float* alibi_slopes; /* FA_ALIBI: [heads], contiguous: slope * |key - p| is subtracted from the scores */
+  const void* bias;    /* FA_BIAS: [batch, heads, seq_q, seq_k] of q's dtype, float if q is e4m3; -inf hides a key */
+  const uint8_t* mask; /* FA_MASK: [batch, heads, seq_q, seq_k]: 1 for a visible key, 0 for a hidden one */
+  struct FaStrides bias_stride, mask_stride; /* 0 along an axis on which the tensor does not depend */
+  int64_t head_dim_v; /* FA_HEAD_DIM_V: head_dim of v and out if it is not that of q and k; see fa_copy_args */
 };
 
 /* The struct_size of a call without features: that of the first fa_forward.h, whose struct ends before `features`. */
@@ -89,11 +109,12 @@ __attribute__((format(printf, 2, 3))) static inline int fa_refuse(const struct F
 }
 
 /* The caller's arguments, with zeros for the fields that the caller's struct does not have.  A kernel reads features from
- * this copy, because a call without features may come with a struct of FA_PLAIN_SIZE bytes. */
+ * this copy, because a call without features may come with a struct of FA_PLAIN_SIZE bytes.  The copy always has head_dim_v. */
 static inline struct FaForwardArgs fa_copy_args(const struct FaForwardArgs* args) {
   struct FaForwardArgs copy;
   memset(&copy, 0, sizeof(copy));
   memcpy(&copy, args, args->struct_size < sizeof(copy) ? args->struct_size : sizeof(copy));
+  if (!(copy.features & FA_HEAD_DIM_V)) copy.head_dim_v = copy.head_dim;
   return copy;
 }
 
@@ -109,13 +130,18 @@ static inline int fa_check_features(const struct FaForwardArgs* args, uint32_t t
       {FA_SOFTCAP, "a soft cap", "FA_SOFTCAP"},
       {FA_WINDOW_LEFT, "a window (window_left)", "FA_WINDOW_LEFT"},
       {FA_WINDOW_RIGHT, "a window (window_right)", "FA_WINDOW_RIGHT"},
+      {FA_SINK, "a sink", "FA_SINK"},
+      {FA_ALIBI, "ALiBi slopes", "FA_ALIBI"},
+      {FA_BIAS, "a bias", "FA_BIAS"},
+      {FA_MASK, "a mask", "FA_MASK"},
+      {FA_HEAD_DIM_V, "another head_dim of V", "FA_HEAD_DIM_V"},
   };
   const size_t own_size = sizeof(struct FaForwardArgs);
   if (args->abi_version != FA_ABI_VERSION || args->struct_size < FA_PLAIN_SIZE) {
     return fa_refuse(args, "the caller's ABI is version %u with %u bytes, this kernel's is %u with %zu or more",
                      args->abi_version, args->struct_size, FA_ABI_VERSION, FA_PLAIN_SIZE);
   }
-  const uint32_t features = fa_copy_args(args).features;
+  const uint32_t features = args->struct_size > FA_PLAIN_SIZE ? args->features : 0;
   uint32_t newer = features;
   for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); ++i) {
     if (features & known[i].bit & ~taken) {

@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(THREADS) noop_kernel() {}
 
 FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
   // It computes nothing, so it takes each feature.
-  if (int status = fa_check_features(args, FA_SOFTCAP | FA_WINDOW_LEFT | FA_WINDOW_RIGHT)) return status;
+  if (int status = fa_check_features(args, ~0u)) return status;
   const int64_t blocks = args->batch * args->heads * ((args->seq_q + BLOCK_M - 1) / BLOCK_M);
   if (blocks > INT32_MAX) {
     return fa_refuse(args, "the grid needs %lld blocks, the maximum is %d", static_cast<long long>(blocks), INT32_MAX);

@@ -20,6 +20,7 @@ import numpy as np
 from pytest_fa.attention import abi, parts
 from pytest_fa.attention.dtypes import ELEMENT_BYTES
 from pytest_fa.attention.layout import strides
+from pytest_fa.attention.mask import VISIBLE
 from pytest_fa.build.command import ffi_folder
 from pytest_fa.build.unchanged import require_unchanged
 from pytest_fa.catalog.case import Case
@@ -97,13 +98,15 @@ def call(case: Case, library: str) -> PlainResult:
     ctypes.CDLL(str(ffi_folder() / "lib" / "libtvm_ffi.so"), mode=ctypes.RTLD_GLOBAL)
     build = ctypes.CDLL(library)
     query_count = case.batch * case.heads * case.seq_q * case.head_dim
-    key_count = case.batch * case.kv_heads * case.seq_k * case.head_dim
+    key_count, value_count = (case.batch * case.kv_heads * case.seq_k * dim for dim in (case.head_dim, case.head_dim_v))
     generator = np.random.default_rng(case.seed)
-    q, k, v = (cuda.upload(_draw(generator, count, case.dtype)) for count in (query_count, key_count, key_count))
+    q, k, v = (cuda.upload(_draw(generator, count, case.dtype)) for count in (query_count, key_count, value_count))
     out_bytes = ELEMENT_BYTES[case.out_dtype] * math.prod(case.out_shape)
     out = cuda.allocate(out_bytes)
     message = ctypes.create_string_buffer(MESSAGE_BYTES)
     args = forward_args(case, q, k, v, out)
+    for word, sizes in _tensor_sizes(case).items():
+        setattr(args, abi.TENSORS[word], cuda.upload(_draw_tensor(generator, word, math.prod(sizes), case.dtype)))
     if case.dtype == "e4m3":
         args.q_descale = cuda.upload(_descales(case.batch * case.heads))
         args.k_descale, args.v_descale = (cuda.upload(_descales(case.batch * case.kv_heads)) for _ in range(2))
@@ -124,27 +127,55 @@ def call(case: Case, library: str) -> PlainResult:
 def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
     """The arguments of a call on dense tensors at these device addresses, in the case's layout.
 
-    Raises `UnsupportedCase` for a part of attention that the C interface lacks.
+    The addresses of further tensors are missing.  Raises `UnsupportedCase` for a part that the C interface lacks.
     """
     args = ForwardArgs(abi_version=ABI_VERSION, struct_size=PLAIN_SIZE)
     args.q, args.k, args.v, args.out = q, k, v, out
     for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
         setattr(args, name, getattr(case, name))
-    args.q_stride = args.out_stride = Strides(*strides(case.layout, case.heads, case.seq_q, case.head_dim))
+    args.q_stride = Strides(*strides(case.layout, case.heads, case.seq_q, case.head_dim))
+    args.out_stride = Strides(*strides(case.layout, case.heads, case.seq_q, case.head_dim_v))
     if case.computes == "scores":
         _, heads, queries, keys = case.out_shape
         args.out_stride = Strides(heads * queries * keys, queries * keys, keys, 1)
-    args.k_stride = args.v_stride = Strides(*strides(case.layout, case.kv_heads, case.seq_k, case.head_dim))
+    args.k_stride = Strides(*strides(case.layout, case.kv_heads, case.seq_k, case.head_dim))
+    args.v_stride = Strides(*strides(case.layout, case.kv_heads, case.seq_k, case.head_dim_v))
     args.scale = case.scale
     words = {"dtype": case.dtype, "out_dtype": case.out_dtype, **parts.arguments_of(case)}
+    if case.head_dim_v != case.head_dim:
+        words["head_dim_v"] = case.head_dim_v
     for word, value in words.items():
         if word not in dict(abi.FIELDS):
             raise UnsupportedCase(f"the C interface has no field for {word!r}")
         setattr(args, word, abi.CODES[word][value] if word in abi.CODES else value)
-        if word in abi.FEATURES:
-            args.features |= abi.FEATURES[word]
-            args.struct_size = ctypes.sizeof(ForwardArgs)
+        args.features |= abi.FEATURES.get(word, 0)
+    for word, sizes in _tensor_sizes(case).items():
+        args.features |= abi.FEATURES[abi.TENSORS[word]]
+        if not parts.tensor_form(word).is_vector:
+            setattr(args, f"{abi.TENSORS[word]}_stride", _pair_strides(sizes))
+    if args.features:
+        args.struct_size = ctypes.sizeof(ForwardArgs)
     return args
+
+
+def _tensor_sizes(case: Case) -> dict[str, tuple[int, ...]]:
+    """The tensors of parts of attention by their words: [batch or 1, heads or 1, seq_q or 1, seq_k or 1] each.
+
+    Raises `UnsupportedCase` for one that the C interface lacks.
+    """
+    whole = (case.batch, case.heads, case.seq_q, case.seq_k)
+    sizes = {}
+    for word, part in parts.tensor_words().items():
+        if axes := part.axes(word, case):
+            if word not in abi.TENSORS:
+                raise UnsupportedCase(f"the C interface has no field for {word!r}")
+            sizes[word] = tuple(size if depends else 1 for size, depends in zip(whole, axes, strict=True))
+    return sizes
+
+
+def _pair_strides(sizes: tuple[int, ...]) -> Strides:
+    """The strides of a dense tensor, with 0 along an axis with one element."""
+    return Strides(*(0 if size == 1 else math.prod(sizes[axis + 1 :]) for axis, size in enumerate(sizes)))
 
 
 def _draw(generator: np.random.Generator, count: int, dtype: str) -> bytes:
@@ -161,6 +192,14 @@ def _draw(generator: np.random.Generator, count: int, dtype: str) -> bytes:
     if dtype == "fp16":
         return numbers.astype(np.float16).tobytes()
     return (numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+def _draw_tensor(generator: np.random.Generator, word: str, count: int, dtype: str) -> bytes:
+    """A tensor of a part of attention: numbers from N(0, 1), or three visible keys of four."""
+    form = parts.tensor_form(word).dtype
+    if form == "bool":
+        return (generator.random(count) < VISIBLE).astype(np.uint8).tobytes()
+    return _draw(generator, count, "fp32" if form == "float32" or dtype == "e4m3" else dtype)
 
 
 def _descales(count: int) -> bytes:

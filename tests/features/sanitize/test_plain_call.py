@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,31 @@ def test_features_have_their_bits() -> None:
     assert (args.softcap, args.window_left, args.window_right) == (2.5, 7, 0)
     one_side = plain_call.forward_args(parse_case("b1h1s64d64-fp16-wino_5-seed0"), 1, 2, 3, 4)
     assert (one_side.features, one_side.window_right) == (4, 5)
+
+
+def test_tensors_of_parts_have_their_bits() -> None:
+    """A tensor has strides of 0 along the axes on which it does not depend, and a V of another size its own strides."""
+    case = parse_case("b2h3s64d64-fp16-sk80-dv128-biasbq-maskh-sink-seed0")
+    args = plain_call.forward_args(case, 1, 2, 3, 4)
+    assert (args.struct_size, args.features) == (ctypes.sizeof(plain_call.ForwardArgs), 8 | 32 | 64 | 128)
+    assert (args.head_dim_v, args.v_stride.seq, args.out_stride.seq, args.k_stride.seq) == (128, 128, 128, 64)
+    strides = [(each.batch, each.head, each.seq, each.dim) for each in (args.bias_stride, args.mask_stride)]
+    assert strides == [(64 * 80, 0, 80, 1), (0, 80, 0, 1)]
+    drawn = {word: math.prod(sizes) for word, sizes in plain_call._tensor_sizes(case).items()}
+    assert drawn == {"attn_bias": 2 * 64 * 80, "attn_mask": 3 * 80, "sink": 3}
+    slopes = parse_case("b1h2s64d64-e4m3-alibi-seed0")
+    assert plain_call.forward_args(slopes, 1, 2, 3, 4).features == 16
+
+
+@pytest.mark.parametrize(
+    ("word", "dtype", "size"),
+    [("attn_mask", "bf16", 1), ("attn_bias", "fp16", 2), ("attn_bias", "e4m3", 4), ("sink", "fp16", 4)],
+)
+def test_tensors_have_their_dtype(word: str, dtype: str, size: int) -> None:
+    """A mask has bytes of 0 and 1, a bias the dtype of Q or float32."""
+    content = plain_call._draw_tensor(np.random.default_rng(0), word, 1000, dtype)
+    assert len(content) == 1000 * size
+    assert word != "attn_mask" or set(content) == {0, 1}
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

@@ -428,7 +428,6 @@ def test_what_is_not_claimed_is_refused(variant_of: VariantOf, part: str, refusa
 @pytest.mark.parametrize(
     ("entry", "supports", "message"),
     [
-        ("{kind: cuda}", "{mask: true}", "supports.mask is false, true, but the C interface has no field for it"),
         (
             '{target: "entry:forward", call: {arguments: [q, k, v]}}',
             "{device: [cpu], mask: true}",

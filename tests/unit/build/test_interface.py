@@ -7,20 +7,25 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pytest_fa.attention.abi import FEATURES
+from pytest_fa.attention.abi import FEATURES, FIELDS
 from pytest_fa.build.command import INCLUDE
 from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.errors import ToolchainError
-from pytest_fa.features.sanitize.plain_call import ABI_VERSION, PLAIN_SIZE, ForwardArgs
+from pytest_fa.features.sanitize.plain_call import ABI_VERSION, PLAIN_SIZE, ForwardArgs, Strides
 
 pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 
 NOOP = INCLUDE.parent / "builtin" / "noop" / "kernel.cu"
+HEADER = (INCLUDE / "fa_forward.h").read_text(encoding="utf-8")
+# The names of the bits, by the fields that they enable.
+BITS = {name: f"FA_{name.removesuffix('_slopes').upper()}" for name in FEATURES}
+TENSORS = ("sink", "alibi_slopes", "bias", "mask", "head_dim_v")
 EARLIER = Path(__file__).parents[2] / "recorded" / "earlier"
-# It copies its arguments, and says in `message` which window it got.
+# It copies its arguments, and says in `message` which window and which tensors it got.
 KERNEL = """\
 #include "fa_forward.h"
 extern "C" int fa_forward(const FaForwardArgs* args, cudaStream_t) {
@@ -29,6 +34,12 @@ extern "C" int fa_forward(const FaForwardArgs* args, cudaStream_t) {
   const FaForwardArgs copy = fa_copy_args(args);
   if (copy.features != 0) {
     snprintf(args->message, args->message_bytes, "left %d, right %d", int(copy.window_left), int(copy.window_right));
+  }
+  if (TAKES_TENSORS) {
+    const auto address = [](const void* pointer) { return int(reinterpret_cast<uintptr_t>(pointer)); };
+    snprintf(args->message, args->message_bytes, "sink %d, slopes %d, bias %d (%d), mask %d (%d), head_dim %d and %d",
+             address(copy.sink), address(copy.alibi_slopes), address(copy.bias), int(copy.bias_stride.dim),
+             address(copy.mask), int(copy.mask_stride.batch), int(copy.head_dim), int(copy.head_dim_v));
   }
 #endif
   return FA_OK;
@@ -55,6 +66,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> dic
         "earlier": (EARLIER, "fa_check_abi(args)"),
         "plain": (INCLUDE, "fa_check_abi(args)"),
         "window": (INCLUDE, "fa_check_features(args, FA_WINDOW_LEFT | FA_WINDOW_RIGHT)"),
+        "tensors": (INCLUDE, f"fa_check_features(args, {' | '.join(BITS[name] for name in TENSORS)})"),
         "noop": (INCLUDE, re.findall(r"fa_check_features\(.*?\)", NOOP.read_text(encoding="utf-8"))[0]),
     }
     return {age: _compiled(folder / age, cuda, *header_and_check) for age, header_and_check in ages.items()}
@@ -64,18 +76,19 @@ def _compiled(folder: Path, cuda: Path, header: Path, check: str) -> Call:
     folder.mkdir()
     source, library = folder / "kernel.cpp", folder / "kernel.so"
     source.write_text(KERNEL, encoding="utf-8")
-    flags = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{header}", f"-I{cuda}", f"-DCHECK={check}"]
+    defines = [f"-DCHECK={check}", f"-DTAKES_TENSORS={int('FA_SINK' in check)}"]
+    flags = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{header}", f"-I{cuda}", *defines]
     command = ["g++", *flags, str(source), "-o", str(library)]
     made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert made.returncode == 0, made.stderr
     forward = ctypes.CDLL(str(library)).fa_forward
 
-    def call(size: int, behind: bytes = b"", bits: int = 0, **features: float) -> tuple[int, str]:
+    def call(size: int, behind: bytes = b"", bits: int = 0, **fields: Any) -> tuple[int, str]:
         message = ctypes.create_string_buffer(200)
-        args = ForwardArgs(abi_version=ABI_VERSION, struct_size=size, features=bits, **features)
+        args = ForwardArgs(abi_version=ABI_VERSION, struct_size=size, features=bits, **fields)
         args.message, args.message_bytes = ctypes.addressof(message), len(message)
-        for name in features:
-            args.features |= FEATURES[name]
+        for name in fields:
+            args.features |= FEATURES.get(name, 0)
         memory = ctypes.create_string_buffer((bytes(args) + bytes(MORE))[: max(size, PLAIN_SIZE)] + behind)
         return forward(memory, None), message.value.decode()
 
@@ -84,8 +97,10 @@ def _compiled(folder: Path, cuda: Path, header: Path, check: str) -> Call:
 
 def test_a_call_without_features_suits_kernels_of_all_ages(kernels: dict[str, Call]) -> None:
     """It has the size that a kernel of the first header asks for, whatever lies behind it in memory."""
-    answers = {age: call(PLAIN_SIZE, behind=FULL * (OWN_SIZE - PLAIN_SIZE)) for age, call in kernels.items()}
-    assert answers == dict.fromkeys(kernels, (0, ""))
+    rest = FULL * (OWN_SIZE - PLAIN_SIZE)
+    answers = {age: call(PLAIN_SIZE, behind=rest, head_dim=64) for age, call in kernels.items()}
+    plain = "sink 0, slopes 0, bias 0 (0), mask 0 (0), head_dim 64 and 64"
+    assert answers == {**dict.fromkeys(kernels, (0, "")), "tensors": (0, plain)}
 
 
 def test_no_kernel_ignores_a_window(kernels: dict[str, Call]) -> None:
@@ -98,15 +113,47 @@ def test_no_kernel_ignores_a_window(kernels: dict[str, Call]) -> None:
             "the call has a window (window_left), but this kernel does not pass FA_WINDOW_LEFT to fa_check_features",
         ),
         "window": (0, "left 0, right -3"),
+        "tensors": (
+            -1,
+            "the call has a window (window_left), but this kernel does not pass FA_WINDOW_LEFT to fa_check_features",
+        ),
         "noop": (0, "left 0, right -3"),
     }
+
+
+def test_each_feature_has_its_bit() -> None:
+    """The bits of the header are those of the judge, each for a field of the struct."""
+    listed = re.search(r"enum FaFeature \{(.*?)\}", HEADER, re.DOTALL)
+    assert listed is not None
+    assert dict(re.findall(r"(\w+) = (\d+)", listed[1])) == {BITS[name]: str(bit) for name, bit in FEATURES.items()}
+    assert set(FEATURES) <= {name for name, _ in FIELDS}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_no_kernel_ignores_a_tensor(kernels: dict[str, Call], name: str) -> None:
+    """Neither a kernel of the first header, nor one of plain attention or with windows alone takes what it lacks."""
+    answers = {age: kernels[age](OWN_SIZE, **{name: 4096}) for age in ("earlier", "plain", "window")}
+    assert [status for status, _ in answers.values()] == [-1, -1, -1]
+    assert answers["plain"] == answers["window"]
+    assert f"this kernel does not pass {BITS[name]} to fa_check_features" in answers["plain"][1]
+
+
+def test_a_kernel_gets_the_tensors(kernels: dict[str, Call]) -> None:
+    """Addresses, strides, and the head_dim of V, which is that of Q and K without its bit."""
+    strides = {"bias_stride": Strides(4, 3, 2, 1), "mask_stride": Strides(7, 0, 0, 1)}
+    answer = kernels["tensors"](
+        OWN_SIZE, sink=16, alibi_slopes=32, bias=48, mask=64, head_dim=192, head_dim_v=128, **strides
+    )
+    assert answer == (0, "sink 16, slopes 32, bias 48 (1), mask 64 (7), head_dim 192 and 128")
+    one = kernels["tensors"](OWN_SIZE, mask=64, mask_stride=Strides(7, 0, 0, 1), head_dim=192)
+    assert one == (0, "sink 0, slopes 0, bias 0 (0), mask 64 (7), head_dim 192 and 192")
 
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_each_feature_is_refused_by_name(kernels: dict[str, Call], name: str) -> None:
     """A source of plain attention, compiled again, refuses each bit on its own."""
     status, message = kernels["plain"](OWN_SIZE, **{name: 1})
-    assert (status, message.endswith(f"does not pass FA_{name.upper()} to fa_check_features")) == (-1, True)
+    assert (status, message.endswith(f"does not pass {BITS[name]} to fa_check_features")) == (-1, True)
 
 
 @pytest.mark.parametrize("name", FEATURES)

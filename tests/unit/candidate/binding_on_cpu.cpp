@@ -30,4 +30,4 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t) {
   return args->scale > 100 ? 700 : FA_OK;
 }
 
-FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) { return args->seq_q; }
+FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) { return args->seq_q + args->features; }

@@ -108,6 +108,50 @@ def test_a_feature_has_its_bit(bound: Bound) -> None:
     assert (bound.last().features, bound.last().window_right) == (4, -3)
 
 
+def test_tensors_of_parts_have_their_bits(bound: Bound) -> None:
+    """A kernel gets their addresses, and strides of 0 along the axes on which a tensor does not depend."""
+    q, k, v, out = tensors()
+    vectors: dict[str, Any] = {"sink": torch.zeros(4), "alibi_slopes": torch.zeros(4)}
+    bias, mask = torch.zeros(2, 1, 3, 5).half(), torch.ones(1, 1, 1, 5, dtype=torch.bool)
+    pairs: dict[str, Any] = {"attn_bias": bias.expand(2, 4, 3, 5), "attn_mask": mask.expand(2, 4, 3, 5)}
+    bound.forward(q, k, v, scale=1.0, out=out, **vectors, **pairs)
+    args = bound.last()
+    assert (args.struct_size, args.features) == (ctypes.sizeof(ForwardArgs), 8 | 16 | 32 | 64)
+    addresses = [args.sink, args.alibi_slopes, args.bias, args.mask]
+    assert addresses == [tensor.data_ptr() for tensor in (*vectors.values(), bias, mask)]
+    strides = [(each.batch, each.head, each.seq, each.dim) for each in (args.bias_stride, args.mask_stride)]
+    assert strides == [(15, 0, 5, 1), (0, 0, 0, 1)]
+    bound.forward(q[:1], k[:1], v[:1], scale=1.0, attn_mask=torch.ones(1, 4, 3, 5, dtype=torch.bool))
+    args = bound.last()
+    assert (args.features, args.bias, args.mask_stride.batch, args.mask_stride.head) == (64, None, 0, 15)
+
+
+def test_v_may_have_another_head_dim(bound: Bound) -> None:
+    """Then the output has it, too; a V like Q and K has no bit."""
+    q, k, v, out = tensors()
+    bound.forward(q, k, torch.zeros(2, 2, 5, 24).half(), scale=1.0, out=torch.zeros(2, 4, 3, 24).half())
+    args = bound.last()
+    assert (args.features, args.head_dim, args.head_dim_v, args.out_stride.seq) == (128, 8, 24, 24)
+    bound.forward(q, k, v, scale=1.0, out=out)
+    assert (bound.last().features, bound.last().head_dim_v) == (0, 0)
+
+
+def test_the_bias_of_e4m3_is_float32(bound: Bound) -> None:
+    """An e4m3 number is too coarse for a bias."""
+    q, k, v, out = tensors(dtype=torch.float8_e4m3fn)
+    ones: dict[str, Any] = {"q_descale": torch.ones(2, 4), "k_descale": torch.ones(2, 2), "v_descale": torch.ones(2, 2)}
+    bias = torch.zeros(2, 4, 3, 5)
+    bound.forward(q, k, v, scale=1.0, out=out.half(), attn_bias=bias, **ones)
+    assert (bound.last().bias, bound.last().features) == (bias.data_ptr(), 32)
+
+
+def test_the_size_of_a_workspace_may_depend_on_tensors(bound: Bound) -> None:
+    """The kernel is asked with all features of a call."""
+    q, k, v, out = tensors()
+    assert bound.forward.workspace_bytes(q, k, v, out, scale=1.0) == 3
+    assert bound.forward.workspace_bytes(q, k, v, out, scale=1.0, sink=torch.zeros(4)) == 3 + 8
+
+
 def test_without_a_log_sum_exp_there_is_no_address(bound: Bound) -> None:
     """An argument that is None is a null pointer; an integer is a number, too."""
     q, k, v, out = tensors()
@@ -175,6 +219,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"window_left": 7, "causal": "bottom_right"},
         "causal is bottom_right beside a window; leave it out: window_right=0 hides the keys after a query",
     ),
+    "another V than the output": ({"v": torch.zeros(2, 2, 5, 16).half()}, r"out is \[2, 4, 3, 8\]: axis 3 must be 16"),
+    "a sink for each batch": ({"sink": torch.zeros(2, 4)}, r"sink must have 1 dimensions, got \[2, 4\]"),
+    "a slope for each head of K": ({"alibi_slopes": torch.zeros(2)}, r"alibi_slopes is \[2\]: axis 0 must be 4"),
+    "a sink in fp16": ({"sink": torch.zeros(4).half()}, "sink must be float32, got 16 bits"),
+    "a bias in fp32": ({"attn_bias": torch.zeros(2, 4, 3, 5)}, "q is fp16 and attn_bias is fp32; it must be fp16"),
+    "a bias of some keys": (
+        {"attn_bias": torch.zeros(2, 4, 3, 4).half()},
+        r"attn_bias is \[2, 4, 3, 4\]: axis 3 must be 5",
+    ),
+    "a mask of numbers": ({"attn_mask": torch.zeros(2, 4, 3, 5)}, "attn_mask must be bool, got DLPack type code 2"),
+    "a mask that is not expanded": (
+        {"attn_mask": torch.zeros(2, 1, 3, 5, dtype=torch.bool)},
+        r"attn_mask is \[2, 1, 3, 5\]: axis 1 must be 4",
+    ),
+    "a word of no field": ({"page_table": torch.zeros(4)}, "the C interface has no page_table"),
     "an lse with gaps": ({"lse": torch.zeros(2, 4, 6)[..., ::2]}, "lse must be contiguous"),
 }
 
