@@ -4,10 +4,11 @@
 // expect:  correct everywhere; hundreds of microseconds at the target shape (1x8x512x64), because 4096 rows fill only 32 of
 //          132 SMs
 // tile:    1 query x 1 key per thread, BLOCK_THREADS rows per block; 0 bytes of shared memory
-// takes:   fp16 and bf16, or fp32 (minimal_fp32), D = 64, any S_q >= 1 and S_kv >= 0, any strides, grouped heads, top-left and
-//          bottom-right causal masks, windows, soft caps
+// takes:   fp16 and bf16, or fp32 (minimal_fp32), D = 64, D of V >= 64, any S_q >= 1 and S_kv >= 0, any strides, grouped heads,
+//          top-left and bottom-right causal masks, windows, soft caps, biases, ALiBi, boolean masks, sinks
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <float.h>
 #include <math_constants.h>
 
 #include "fa_forward.h"
@@ -45,8 +46,22 @@ __device__ __forceinline__ VisibleKeys find_visible_keys(const FaForwardArgs& ar
   return keys;
 }
 
-// IS_CAPPED is a template parameter, so that calls without a soft cap do not pay for it.
-template <typename T, int HEAD_DIM, bool IS_CAPPED>
+// Returns the score of a key with everything that changes scores, in their order; -inf hides the key.
+template <typename T>
+__device__ __forceinline__ float change_score(const FaForwardArgs& args, float s, int64_t batch, int64_t head, int64_t row, int64_t key) {
+  const auto offset = [=](const FaStrides& stride) {
+    return batch * stride.batch + head * stride.head + row * stride.seq + key * stride.dim;
+  };
+  if (args.features & FA_SOFTCAP) s = args.softcap * tanhf(s / args.softcap);
+  if (args.features & FA_BIAS) s += to_float(static_cast<const T*>(args.bias)[offset(args.bias_stride)]);
+  if (args.features & FA_ALIBI) s -= args.alibi_slopes[head] * fabsf(static_cast<float>(key - (row + args.seq_k - args.seq_q)));
+  if (args.features & FA_MASK && !args.mask[offset(args.mask_stride)]) s = -CUDART_INF_F;
+  return s;
+}
+
+// A block computes HEAD_DIM columns of the output.  The last one for a row ends at the last column, so that two blocks may
+// write the same results.  With IS_PLAIN, change_score changes nothing, and V has HEAD_DIM columns, too.
+template <typename T, int HEAD_DIM, bool IS_PLAIN>
 __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardArgs args) {
   const int64_t row_of_all_heads = int64_t(blockIdx.x) * BLOCK_THREADS + threadIdx.x;
   if (row_of_all_heads >= args.batch * args.heads * args.seq_q) return;
@@ -54,20 +69,24 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   const int64_t head = row_of_all_heads / args.seq_q % args.heads;
   const int64_t batch = row_of_all_heads / args.seq_q / args.heads;
   const int64_t kv_head = head / (args.heads / args.kv_heads);
+  const int64_t column = IS_PLAIN ? 0 : min(int64_t(blockIdx.y) * HEAD_DIM, args.head_dim_v - HEAD_DIM);  // the first one
   const T* q_gmem = static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head + row * args.q_stride.seq;
   const T* k_gmem = static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head;
-  const T* v_gmem = static_cast<const T*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head;
-  T* out_gmem = static_cast<T*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head + row * args.out_stride.seq;
+  const T* v_gmem = static_cast<const T*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head + column * args.v_stride.dim;
+  T* out_gmem = static_cast<T*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head + row * args.out_stride.seq +
+                column * args.out_stride.dim;
 
-  // Load Q, scaled for exp2: exp(x) = 2^(x log2 e).  A soft cap comes between the scale and log2 e.
-  const float q_scale = IS_CAPPED ? args.scale : args.scale * CUDART_L2E_F;
+  // Load Q, scaled for exp2: exp(x) = 2^(x log2 e).  What changes scores comes between the scale and log2 e.
+  const float q_scale = IS_PLAIN ? args.scale * CUDART_L2E_F : args.scale;
   float q[HEAD_DIM];
 #pragma unroll
   for (int d = 0; d < HEAD_DIM; ++d) q[d] = to_float(q_gmem[d * args.q_stride.dim]) * q_scale;
 
+  // The sink is like a first key whose value is 0.
+  const float sink = args.features & FA_SINK ? args.sink[head] * CUDART_L2E_F : -CUDART_INF_F;
   float o[HEAD_DIM] = {};
-  float m = -CUDART_INF_F;  // running row max, in log2
-  float l = 0.0f;           // running row sum
+  float m = fmaxf(sink, -FLT_MAX);  // running row max, in log2; never -inf, so that S - m is not NaN for a hidden key
+  float l = exp2f(sink - m);        // running row sum
 
   const VisibleKeys keys = find_visible_keys(args, row);
   for (int64_t key = keys.begin; key < keys.end; ++key) {
@@ -75,12 +94,12 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
     float s = 0.0f;
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; ++d) s += q[d] * to_float(k_gmem[key * args.k_stride.seq + d * args.k_stride.dim]);
-    if (IS_CAPPED) s = args.softcap * tanhf(s / args.softcap) * CUDART_L2E_F;
+    if (!IS_PLAIN) s = change_score<T>(args, s, batch, head, row, key) * CUDART_L2E_F;
 
     // row max
     const float m_new = fmaxf(m, s);
 
-    // rescale; at the first key m is -inf, and exp2(-inf) = 0
+    // rescale; at the first key m may be far below S, and exp2 is 0
     const float rescale = exp2f(m - m_new);
     m = m_new;
 
@@ -95,7 +114,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
     }
   }
 
-  // Normalise and store.  A row that sees no key is zero, and its log-sum-exp is -inf.
+  // Normalise and store.  A row that sees neither a key nor a sink is zero, and its log-sum-exp is -inf.
   const float inverse_l = l == 0.0f ? 0.0f : 1.0f / l;
 #pragma unroll
   for (int d = 0; d < HEAD_DIM; ++d) from_float(&out_gmem[d * args.out_stride.dim], o[d] * inverse_l);
@@ -110,13 +129,19 @@ int launch(const FaForwardArgs& args, cudaStream_t stream) {
     return fa_refuse(&args, "batch * heads * seq_q is %lld, the maximum is %d blocks of %d", static_cast<long long>(rows),
                      INT32_MAX, BLOCK_THREADS);
   }
-  const auto kernel = args.features & FA_SOFTCAP ? minimal_kernel<T, HEAD_DIM, true> : minimal_kernel<T, HEAD_DIM, false>;
-  kernel<<<static_cast<unsigned>(blocks), BLOCK_THREADS, 0, stream>>>(args);
+  if (args.head_dim_v < HEAD_DIM) {
+    return fa_refuse(&args, "head_dim_v is %lld, it must be %d or more", static_cast<long long>(args.head_dim_v), HEAD_DIM);
+  }
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>((args.head_dim_v + HEAD_DIM - 1) / HEAD_DIM));
+  const bool is_plain = !(args.features & (FA_SOFTCAP | FA_BIAS | FA_ALIBI | FA_MASK | FA_HEAD_DIM_V));
+  const auto kernel = is_plain ? minimal_kernel<T, HEAD_DIM, true> : minimal_kernel<T, HEAD_DIM, false>;
+  kernel<<<grid, BLOCK_THREADS, 0, stream>>>(args);
   return static_cast<int>(cudaPeekAtLastError());
 }
 
 FA_EXPORT int fa_forward(const FaForwardArgs* caller_args, cudaStream_t stream) {
-  if (int status = fa_check_features(caller_args, FA_SOFTCAP | FA_WINDOW_LEFT | FA_WINDOW_RIGHT)) return status;
+  const uint32_t windows = FA_WINDOW_LEFT | FA_WINDOW_RIGHT, scores = FA_SOFTCAP | FA_BIAS | FA_ALIBI | FA_MASK;
+  if (int status = fa_check_features(caller_args, windows | scores | FA_SINK | FA_HEAD_DIM_V)) return status;
   const FaForwardArgs args = fa_copy_args(caller_args);  // the caller's struct may end before its features
 #define LAUNCH_IF(DTYPE, HEAD_DIM) \
   if (args.dtype == FA_DTYPE_##DTYPE && args.head_dim == HEAD_DIM) return launch<DTYPE, HEAD_DIM>(args, stream);

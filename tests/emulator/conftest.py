@@ -32,16 +32,16 @@ Build = Callable[..., Emulated]
 def build(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Build:
     """`build("long_ring", 64, 128)`: a variant in fp16 or e4m3 for these head_dims, or for all, compiled once.
 
-    Keywords are defines that replace the variant's.
+    `dtypes` are others than fp16 and e4m3.  Further keywords are defines that replace the variant's.
     """
     emulator = Emulator(tmp_path_factory.mktemp("emulator"), shared_cache)
     variants = discover((KERNELS, SELFTEST_KERNELS)).variants
-    builds: dict[tuple[str, tuple[int, ...], frozenset[tuple[str, int]]], Emulated] = {}
+    builds: dict[tuple[object, ...], Emulated] = {}
 
-    def build_once(name: str, *head_dims: int, **defines: int) -> Emulated:
-        key = (name, head_dims, frozenset(defines.items()))
+    def build_once(name: str, *head_dims: int, dtypes: tuple[str, ...] = ("fp16", "e4m3"), **defines: int) -> Emulated:
+        key = (name, head_dims, dtypes, frozenset(defines.items()))
         if key not in builds:
-            fitting = [pair for pair in variants[name].instantiations if pair[0] in ("fp16", "e4m3")]
+            fitting = [pair for pair in variants[name].instantiations if pair[0] in dtypes]
             pairs = tuple(pair for pair in fitting if not head_dims or pair[1] in head_dims)
             variant = msgspec.structs.replace(
                 variants[name], instantiations=pairs, defines={**variants[name].defines, **defines}

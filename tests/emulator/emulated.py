@@ -15,12 +15,13 @@ from pathlib import Path
 
 import torch
 
+from pytest_fa.attention import abi
 from pytest_fa.build.command import INCLUDE, defines_header, instantiations_header
 from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sanitize.plain_call import ForwardArgs, Strides, forward_args
-from pytest_fa.gpu.inputs import Inputs, descale_keywords
+from pytest_fa.gpu.inputs import Inputs, empty_output
 
 FOLDER = Path(__file__).parent
 NAN_BYTE = 0xFF  # a float of such bytes is NaN
@@ -100,14 +101,14 @@ class Emulated:
         Raises `StuckKernel`, and `ValueError` if the variant refuses the case.
         """
         q, k, v = inputs.q, inputs.k, inputs.v
-        out = torch.empty_strided(q.shape, q.stride(), dtype=inputs.output_dtype)
+        out = empty_output(q, k, v, "attention", inputs.output_dtype)
         lse = torch.empty(q.shape[:3])
         args = forward_args(case, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
         for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
             setattr(args, f"{name}_stride", Strides(*tensor.stride()))
         args.lse, args.scale = lse.data_ptr(), inputs.scale
-        for name, descale in descale_keywords(inputs.descales).items():
-            setattr(args, name, descale.data_ptr())
+        for name, tensor in inputs.tensors.items():
+            setattr(args, abi.TENSORS.get(name, name), tensor.data_ptr())
         message = ctypes.create_string_buffer(512)
         args.message, args.message_bytes = ctypes.addressof(message), len(message)
         args.workspace_bytes = self.workspace_bytes(case, schedule.sms)

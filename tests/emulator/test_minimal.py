@@ -1,12 +1,15 @@
-"""The smallest kernel, emulated on the CPU, with windows and soft caps."""
+"""The smallest kernel, emulated on the CPU, with each part of attention that it claims."""
 
 from __future__ import annotations
 
 import pytest
 
 from pytest_fa.attention.softcap import LARGE_CAP, LARGE_SCALE
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.claims import claim_cases
+from pytest_fa.catalog.suites import SUITES
 from tests.emulator.conftest import Build, complaints
-from tests.emulator.emulated import Schedule
+from tests.emulator.emulated import Emulated, Schedule
 
 pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 
@@ -27,10 +30,36 @@ SHAPES = (
     f"b1h2s70d64-fp16-causal-scale{LARGE_SCALE:g}-cap{LARGE_CAP:g}",
     "b2h4s70d64-fp16-win9_21-kv2-sk100-cap2p5",
     "b1h2s70d64-fp16-win37_0-scalem0p7-cap2",
+    "b2h4s70d64-fp16-causal_br-kv2-sk30-sink",  # the first queries see nothing but the sink, which one head lacks
+    "b1h2s70d64-fp16-sk0-sink",
+    "b2h2s70d64-fp16-sk100-dv200-mask-bshd",  # the last two blocks of columns overlap
 )
+DTYPES = {"minimal": ("fp16", "bf16"), "minimal_fp32": ("fp32",)}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_is_right(build: Build, shape: str) -> None:
     """Output and log-sum-exp are right, also in rows without keys."""
     assert complaints(build("minimal"), shape, Schedule()) == []
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_combinations_are_right(build: Build, name: str) -> None:
+    """The cases of the suite `modifiers` that a variant claims have all parts together."""
+    kernel = build(name, dtypes=DTYPES[name])
+    check(kernel, [case for case in SUITES["modifiers"] if not kernel.variant.refuses(case)])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", DTYPES)
+def test_each_claim_is_right(build: Build, name: str) -> None:
+    """So are those of a default run, which have any two of the claims."""
+    kernel = build(name, dtypes=DTYPES[name])
+    check(kernel, claim_cases(kernel.variant, ()))
+
+
+def check(kernel: Emulated, cases: list[Case]) -> None:
+    """Whether there are cases, and the kernel is right in each."""
+    assert cases
+    found = {case.id: complaints(kernel, case.shape_id, Schedule()) for case in cases}
+    assert found == {case.id: [] for case in cases}
