@@ -58,8 +58,11 @@ class Emulator:
         self._command, self._object = [toolchain.host_compiler, *flags], folder / "emulator.o"
         self._run("-O2", "-c", FOLDER / "emulator.cpp", "-o", self._object)
 
-    def link(self, variant: Variant, folder: Path) -> Path:
-        """Translate a variant's source to C++ for the host, and compile it with the emulator.  Returns the library."""
+    def link(self, variant: Variant, folder: Path, *more: str | Path) -> Path:
+        """Translate a variant's source to C++ for the host, and compile it with the emulator and more arguments.
+
+        Returns the library.
+        """
         source = Path(variant.folder) / variant.entry.source
         headers = (path for path in Path(variant.root, "include").glob("fa/*.cuh") if "<<<" in path.read_text("utf-8"))
         (folder / "fa").mkdir()
@@ -70,7 +73,7 @@ class Emulator:
         included = (f"-I{folder}", f"-I{variant.root}/include", "-include", "emulator.h", "-include", "fa_defines.h")
         library = folder / f"{variant.name}.so"
         # Not optimised: a test runs a kernel for a second or two, and would compile it for longer.
-        self._run("-O0", "-shared", *included, folder / "kernel.cpp", self._object, "-o", library)
+        self._run("-O0", "-shared", *included, folder / "kernel.cpp", self._object, *more, "-o", library)
         return library
 
     def _run(self, *arguments: str | Path) -> None:

@@ -1,0 +1,86 @@
+"""The whole way of a call without a GPU: the judge, the candidate's process, the binding, and an emulated kernel."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.build.command import BINDING, binding_command, ffi_folder
+from pytest_fa.build.toolchain import find_toolchain
+from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.variant import Variant
+from tests.emulator.conftest import KERNELS
+from tests.emulator.emulated import FOLDER, Emulator
+from tests.factories import MANIFEST
+from tests.projects import NewProject, Project
+
+pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
+
+# A function of Python, because the package does not call a CUDA source with tensors on the CPU.
+ENTRY = """\
+import ctypes
+
+import torch
+
+from pytest_fa.candidate.cuda_forward import CudaForward
+
+LIBRARY = "{library}"
+call = CudaForward(LIBRARY, lambda size, _: torch.empty(size, dtype=torch.uint8), "attention")
+emulator_set = ctypes.CDLL(LIBRARY).emulator_set
+emulator_set.argtypes = (ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_double)
+
+
+def forward(q, k, v, *, scale, causal, out, lse=None, softcap=0.0, window_left=None, window_right=None, attn_bias=None,
+            alibi_slopes=None, attn_mask=None, sink=None):
+    emulator_set(0, 2, 8, 0.5)
+    tensors = dict(attn_bias=attn_bias, alibi_slopes=alibi_slopes, attn_mask=attn_mask, sink=sink)
+    given = {{name: tensor for name, tensor in tensors.items() if tensor is not None}}
+    windows = dict(window_left=window_left, window_right=window_right)
+    return call(q, k, v, scale=scale, causal=causal, out=out, lse=lse, softcap=softcap or None, **windows, **given)
+"""
+CASES = (
+    "b2h6s1d64-fp16-causal_br-kv2-sk192-dv72-scale0p2-cap2-biasbq-sink-bshd-seed0",
+    "b2h4s65d64-bf16-win37_21-kv2-sk100-dv128-alibi-maskh-seed0",
+    "b1h2s65d64-fp16-seed0",
+)
+
+
+@pytest.fixture(scope="module")
+def project(new_project: NewProject, tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Project:
+    """A project whose variant `emulated` is `minimal` behind the binding, with the claims of its manifest."""
+    variant = discover((KERNELS,)).variants["minimal"]
+    project = new_project("judged")
+    library = _library(variant, tmp_path_factory.mktemp("judged"), shared_cache)
+    manifest = Path(variant.folder, "variant.yaml").read_text(encoding="utf-8")
+    supports = re.search(r"\nsupports:\n(.*?\n)(?=\w)", manifest, re.DOTALL)
+    assert supports is not None
+    entry = 'entry: {target: "entry:forward"}\nreturns: [out, lse]\n'
+    project.python_variant(
+        "emulated", ENTRY.format(library=library), f"{MANIFEST}{entry}supports:\n  device: [cpu]\n{supports[1]}"
+    )
+    return project
+
+
+def _library(variant: Variant, folder: Path, cache: Path) -> Path:
+    words = [*binding_command(find_toolchain(cache)), f"-I{BINDING.parent}"]
+    words[words.index(str(BINDING))], words[words.index("binding.o")] = str(FOLDER / "bound.cpp"), str(folder / "b.o")
+    subprocess.run(words, check=True, capture_output=True)
+    libraries = (f"-L{ffi_folder()}/lib", "-ltvm_ffi", f"-Wl,-rpath,{ffi_folder()}/lib")
+    return Emulator(folder, cache).link(variant, folder, "-O2", folder / "b.o", *libraries)
+
+
+def test_a_kernel_gets_what_the_judge_made(project: Project) -> None:
+    """Tensors with guard bands, strides of 0, windows and another head_dim of V reach the kernel, in either layout."""
+    run = project.suite("--fa-variant=emulated", f"--fa-case={','.join(CASES)}", "-k", "test_correct")
+    assert run.outcomes == {f"test_correct[emulated-{case}]": "passed" for case in CASES}, run.reasons
+
+
+@pytest.mark.nightly
+def test_every_check_passes(project: Project) -> None:
+    """All claims of `minimal`, and the properties, hold on the CPU."""
+    run = project.suite("--fa-variant=emulated", "-k", "test_correct or test_property")
+    outcomes = list(run.outcomes.values())
+    assert (set(outcomes) <= {"passed", "skipped"}, outcomes.count("passed") > len(CASES)) == (True, True), run.reasons
