@@ -124,12 +124,12 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
         return self.first_seeds + pairs
 
     def _is_comparable(self, companion: Variant, case: Case) -> bool:
-        """Whether the companion computes the case, on a device on which a chosen variant runs it.
+        """Whether the companion is compared on the case, on a device on which a chosen variant runs it.
 
         Without a GPU, every companion stays: those that need one are skipped, with that reason.
         """
         on_device = not self.gpu or companion.device_for(gpu=True) in self._devices[case.shape_id]
-        return on_device and companion.can_compute(case)
+        return on_device and companion.can_compute(case) and not companion.leaves_out(case)
 
     @cached_property
     def _devices(self) -> dict[str, set[Device | None]]:

@@ -278,6 +278,10 @@ class Variant(msgspec.Struct, frozen=True):
             return "cuda"
         return "cpu" if "cpu" in self.supports.device else None
 
+    def leaves_out(self, case: Case) -> bool:
+        """Whether it is not compared on a case, because that has nothing but a mask (`supports.plain`)."""
+        return not self.supports.plain and parts.words_beyond_plain(case).keys() <= {*parts.always_passed()}
+
     def refuses(self, case: Case) -> str | None:
         """Return why this variant does not support `case`, with the manifest field, or None."""
         for reason in self._refusals(case):
@@ -306,7 +310,7 @@ class Variant(msgspec.Struct, frozen=True):
                 yield f"{field} is {getattr(case, field)}, supports multiples of {multiple}"
         if supports.self_attention_only and case.seq_q != case.seq_k:
             yield f"seq_q is {case.seq_q} and seq_k {case.seq_k}, supports equal lengths (self_attention_only: true)"
-        if not supports.plain and parts.words_beyond_plain(case).keys() <= {*parts.always_passed()}:
+        if self.leaves_out(case):
             yield "it is plain attention, supports.plain is false"
         if case.seq_k < supports.seq_k_min:
             yield f"seq_k is {case.seq_k}, supports {supports.seq_k_min} and more"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from pytest_fa.catalog.discover import discover
 from tests.factories import PYTHON_MANIFEST
 from tests.projects import COMPANIONS, NewProject, Project, Run
 
@@ -55,9 +56,10 @@ def test_the_list_is_as_wide_as_the_terminal(project_with_broken: Project, colum
     """With COLUMNS, no line of the table is longer, each variant has one line, and its name is whole."""
     result = project_with_broken.run_here("--fa-list", env={"COLUMNS": str(columns)})
     words = [line.split()[0] for line in result.all_lines]
-    assert len(result.all_lines) == 1 + len(["good", "zero", *COMPANIONS]) + 2  # the head, the hint, the broken one
+    shipped = list(discover(()).variants)
+    assert len(result.all_lines) == 1 + len(["good", "zero", *shipped]) + 2  # the head, the hint, the broken one
     assert [] == [line for line in result.outlines if len(line) > columns and not line.startswith("broken: ")]
-    assert ["good", "zero", *COMPANIONS] == [name for name in words if name in ("good", "zero", *COMPANIONS)]
+    assert ["good", "zero", *shipped] == [name for name in words if name in ("good", "zero", *shipped)]
 
 
 def test_a_name_or_glob_shows_variants_whole(project_with_broken: Project, snapshot: SnapshotAssertion) -> None:

@@ -11,7 +11,7 @@ from tests.projects import CASE, ONE_CASE, NewProject, Project, Run
 
 MANIFEST_KEYS = (
     "step, because, expect, parent, role, computes, cases, entry, arch, supports, instantiations, defines, flags, "
-    "rounds, limits, tolerance, deterministic, optional, omits, suppressions, returns, conventions, "
+    "rounds, limits, tolerance, deterministic, invariant, optional, omits, suppressions, returns, conventions, "
     "sweep, truth, variants"
 )
 BROKEN = {

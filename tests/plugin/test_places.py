@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fa.catalog.discover import discover
 from tests.factories import PYTHON_MANIFEST
 from tests.projects import CASE, COMPANIONS, ONE_CASE, SHAPE, WRONG_SOURCE, ZERO_MANIFEST, NewProject, Project, Run
 from tests.tiers import nightly_after
@@ -100,7 +101,7 @@ def test_a_copied_baseline_ends_the_run(project: Project) -> None:
     shutil.copytree(BUILTIN / "sdpa", project.folder / "kernels" / "sdpa_flash")
     result = project.run_here("--collect-only", "--fa-variant=mine", "--fa-gate=0.95")
     copy = project.folder / "kernels" / "sdpa_flash" / "variant.yaml"
-    names = [name for name in COMPANIONS if name.startswith("sdpa")]
+    names = [name for name in discover(()).variants if name.startswith("sdpa")]
     sentences = [
         f"variant '{name}' of {copy} has the name of a built-in variant ({BUILTIN}/sdpa/variant.yaml), which is "
         f"reserved; rename yours {RENAME}"

@@ -38,7 +38,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "glob": (
         lambda: pytest_fa.check("sdpa_*", CASE),
-        "function: 'sdpa_*' selects 5 variants (sdpa_flash, sdpa_flash_cpu, sdpa_cudnn, ...); give the name of one",
+        "function: 'sdpa_*' selects 8 variants (sdpa_flash, sdpa_flash_cpu, sdpa_cudnn, ...); give the name of one",
     ),
     "definition": (
         lambda: pytest_fa.check("mine@X", CASE),
