@@ -5,7 +5,7 @@
 //          132 SMs
 // tile:    1 query x 1 key per thread, BLOCK_THREADS rows per block; 0 bytes of shared memory
 // takes:   fp16 and bf16, or fp32 (minimal_fp32), D = 64, D of V >= 64, any S_q >= 1 and S_kv >= 0, any strides, grouped heads,
-//          top-left and bottom-right causal masks, windows, soft caps, biases, ALiBi, boolean masks, sinks
+//          top-left and bottom-right causal masks, windows, soft caps, biases, ALiBi, boolean masks, sinks, ragged
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <float.h>
@@ -35,11 +35,24 @@ struct VisibleKeys {
   int64_t begin, end;
 };
 
-// Returns the keys that query `row` sees.  A causal diagonal is aligned to the top-left or to the bottom-right corner of S, a
-// window to the bottom-right one.
-__device__ __forceinline__ VisibleKeys find_visible_keys(const FaForwardArgs& args, int64_t row) {
-  const int64_t position = row + args.seq_k - args.seq_q;  // the key on the bottom-right diagonal
-  VisibleKeys keys = {0, args.seq_k};
+// The numbers of queries and keys of a sequence.
+struct Lengths {
+  int64_t queries, keys;
+
+  // The key at which query `row` stands, so that the last query stands at the last key.
+  __device__ __forceinline__ int64_t position(int64_t row) const { return row + keys - queries; }
+};
+
+__device__ __forceinline__ Lengths find_lengths(const FaForwardArgs& args, int64_t batch) {
+  return {args.features & FA_SEQLENS_Q ? args.seqlens_q[batch] : args.seq_q,
+          args.features & FA_SEQLENS_K ? args.seqlens_k[batch] : args.seq_k};
+}
+
+// Returns the keys that query `row` of a sequence sees.  A causal diagonal is aligned to the top-left or to the bottom-right
+// corner of S, a window to the bottom-right one.
+__device__ __forceinline__ VisibleKeys find_visible_keys(const FaForwardArgs& args, const Lengths& lengths, int64_t row) {
+  const int64_t position = lengths.position(row);
+  VisibleKeys keys = {0, lengths.keys};
   if (args.causal != FA_CAUSAL_NONE) keys.end = min(keys.end, (args.causal == FA_CAUSAL_TOP_LEFT ? row : position) + 1);
   if (args.features & FA_WINDOW_LEFT) keys.begin = max(keys.begin, position - args.window_left);
   if (args.features & FA_WINDOW_RIGHT) keys.end = min(keys.end, position + args.window_right + 1);
@@ -48,13 +61,14 @@ __device__ __forceinline__ VisibleKeys find_visible_keys(const FaForwardArgs& ar
 
 // Returns the score of a key with everything that changes scores, in their order; -inf hides the key.
 template <typename T>
-__device__ __forceinline__ float change_score(const FaForwardArgs& args, float s, int64_t batch, int64_t head, int64_t row, int64_t key) {
+__device__ __forceinline__ float change_score(const FaForwardArgs& args, const Lengths& lengths, float s, int64_t batch,
+                                              int64_t head, int64_t row, int64_t key) {
   const auto offset = [=](const FaStrides& stride) {
     return batch * stride.batch + head * stride.head + row * stride.seq + key * stride.dim;
   };
   if (args.features & FA_SOFTCAP) s = args.softcap * tanhf(s / args.softcap);
   if (args.features & FA_BIAS) s += to_float(static_cast<const T*>(args.bias)[offset(args.bias_stride)]);
-  if (args.features & FA_ALIBI) s -= args.alibi_slopes[head] * fabsf(static_cast<float>(key - (row + args.seq_k - args.seq_q)));
+  if (args.features & FA_ALIBI) s -= args.alibi_slopes[head] * fabsf(static_cast<float>(key - lengths.position(row)));
   if (args.features & FA_MASK && !args.mask[offset(args.mask_stride)]) s = -CUDART_INF_F;
   return s;
 }
@@ -69,6 +83,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   const int64_t head = row_of_all_heads / args.seq_q % args.heads;
   const int64_t batch = row_of_all_heads / args.seq_q / args.heads;
   const int64_t kv_head = head / (args.heads / args.kv_heads);
+  const Lengths lengths = find_lengths(args, batch);
+  if (row >= lengths.queries) return;  // padding
   const int64_t column = IS_PLAIN ? 0 : min(int64_t(blockIdx.y) * HEAD_DIM, args.head_dim_v - HEAD_DIM);  // the first one
   const T* q_gmem = static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head + row * args.q_stride.seq;
   const T* k_gmem = static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head;
@@ -88,13 +104,13 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   float m = fmaxf(sink, -FLT_MAX);  // running row max, in log2; never -inf, so that S - m is not NaN for a hidden key
   float l = exp2f(sink - m);        // running row sum
 
-  const VisibleKeys keys = find_visible_keys(args, row);
+  const VisibleKeys keys = find_visible_keys(args, lengths, row);
   for (int64_t key = keys.begin; key < keys.end; ++key) {
     // S = Q K^T
     float s = 0.0f;
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; ++d) s += q[d] * to_float(k_gmem[key * args.k_stride.seq + d * args.k_stride.dim]);
-    if (!IS_PLAIN) s = change_score<T>(args, s, batch, head, row, key) * CUDART_L2E_F;
+    if (!IS_PLAIN) s = change_score<T>(args, lengths, s, batch, head, row, key) * CUDART_L2E_F;
 
     // row max
     const float m_new = fmaxf(m, s);
@@ -141,7 +157,8 @@ int launch(const FaForwardArgs& args, cudaStream_t stream) {
 
 FA_EXPORT int fa_forward(const FaForwardArgs* caller_args, cudaStream_t stream) {
   const uint32_t windows = FA_WINDOW_LEFT | FA_WINDOW_RIGHT, scores = FA_SOFTCAP | FA_BIAS | FA_ALIBI | FA_MASK;
-  if (int status = fa_check_features(caller_args, windows | scores | FA_SINK | FA_HEAD_DIM_V)) return status;
+  const uint32_t lengths = FA_SEQLENS_Q | FA_SEQLENS_K;
+  if (int status = fa_check_features(caller_args, windows | scores | lengths | FA_SINK | FA_HEAD_DIM_V)) return status;
   const FaForwardArgs args = fa_copy_args(caller_args);  // the caller's struct may end before its features
 #define LAUNCH_IF(DTYPE, HEAD_DIM) \
   if (args.dtype == FA_DTYPE_##DTYPE && args.head_dim == HEAD_DIM) return launch<DTYPE, HEAD_DIM>(args, stream);

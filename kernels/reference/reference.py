@@ -13,6 +13,26 @@ BLOCK_M = 128  # queries per tile
 BLOCK_N = 128  # keys per tile
 
 
+def hidden_keys(  # a side of a window each
+    rows: torch.Tensor,  # [m, 1], the queries of a tile
+    columns: torch.Tensor,  # [1, n], its keys
+    keys: int | torch.Tensor,  # of each sequence, [b, 1, 1, 1] if they differ
+    last_aligned: int | torch.Tensor,  # how many more keys than queries it has
+    causal: str,
+    window_left: int | None,
+    window_right: int | None,
+) -> torch.Tensor:
+    """Return which keys of a tile its queries do not see, [m or 1, n] or with the batch."""
+    hidden = columns >= keys
+    if causal != "none":
+        hidden = hidden | (columns > rows + (last_aligned if causal == "bottom_right" else 0))
+    if window_left is not None:
+        hidden = hidden | (columns < rows + last_aligned - window_left)
+    if window_right is not None:
+        hidden = hidden | (columns > rows + last_aligned + window_right)
+    return hidden
+
+
 def forward(  # noqa: C901, PLR0913  # an argument and a condition for each part of attention
     q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
@@ -29,19 +49,22 @@ def forward(  # noqa: C901, PLR0913  # an argument and a condition for each part
     alibi_slopes: torch.Tensor | None = None,  # [heads] fp32, times the distance of query and key
     attn_mask: torch.Tensor | None = None,  # [batch, heads, seq_q, seq_k] bool, true where a key is visible
     sink: torch.Tensor | None = None,  # [heads] fp32, a score of each head that has no value
+    seqlens_q: torch.Tensor | None = None,  # [batch] int32, queries of each sequence; its other rows are not written
+    seqlens_k: torch.Tensor | None = None,  # [batch] int32, keys of each sequence
 ) -> torch.Tensor:
     """Return the attention output, [batch, heads, seq_q, head_dim_v]; write it into `out` if that is given.
 
     If `lse` is given, write log(sum(exp(score))) of each row into it; a sink is part of the sum.  Under a window,
-    and for ALiBi, the last query stands at the last key.
+    and for ALiBi, the last query of a sequence stands at its last key.
     All heads are computed at once, one tile of queries after the other.
     """
     out = q.new_empty((*q.shape[:3], v.shape[3])) if out is None else out
     heads_per_kv_head = q.shape[1] // k.shape[1]
     if heads_per_kv_head > 1:
         k, v = (tensor.repeat_interleave(heads_per_kv_head, dim=1) for tensor in (k, v))
-    last_aligned = k.shape[2] - q.shape[2]
-    shift = last_aligned if causal == "bottom_right" else 0
+    queries = q.shape[2] if seqlens_q is None else seqlens_q[:, None, None, None]  # of each sequence
+    keys = k.shape[2] if seqlens_k is None else seqlens_k[:, None, None, None]
+    last_aligned = keys - queries
     for start_m in range(0, q.shape[2], BLOCK_M):
         # Load Q.
         q_tile = q[:, :, start_m : start_m + BLOCK_M].float() * scale  # [b, h, m, d]
@@ -70,12 +93,8 @@ def forward(  # noqa: C901, PLR0913  # an argument and a condition for each part
             # mask
             if attn_mask is not None:
                 s = s.masked_fill(~attn_mask[tile], float("-inf"))
-            if causal != "none":
-                s = s.masked_fill(columns > rows + shift, float("-inf"))
-            if window_left is not None:
-                s = s.masked_fill(columns < rows + last_aligned - window_left, float("-inf"))
-            if window_right is not None:
-                s = s.masked_fill(columns > rows + last_aligned + window_right, float("-inf"))
+            hidden = hidden_keys(rows, columns, keys, last_aligned, causal, window_left, window_right)
+            s = s.masked_fill(hidden, float("-inf"))
             # row max; it is -inf if no key is seen yet, and then exp(-inf - 0) = 0
             m_new = torch.maximum(m, s.amax(-1, keepdim=True))
             m_finite = m_new.masked_fill(m_new == float("-inf"), 0.0)
@@ -87,10 +106,14 @@ def forward(  # noqa: C901, PLR0913  # an argument and a condition for each part
             l = l * rescale + p.sum(-1, keepdim=True)
             # Load V.
             v_tile = v[:, :, start_n : start_n + BLOCK_N].float()  # [b, h, n, d_v]
+            if seqlens_k is not None:  # V may be NaN behind the last key, and 0 * NaN is NaN
+                v_tile = v_tile.masked_fill(columns[0, :, None] >= keys, 0.0)
             # O += P V
             o = o * rescale + p @ v_tile
         # Normalise and store. A row that sees no key is zero.
-        out[:, :, start_m : start_m + BLOCK_M] = torch.where(l > 0, o / l, torch.zeros_like(o)).to(q.dtype)
+        o = torch.where(l > 0, o / l, torch.zeros_like(o)).to(q.dtype)
+        block = out[:, :, start_m : start_m + BLOCK_M]
+        block.copy_(o if seqlens_q is None else torch.where(rows < queries, o, block))
         if lse is not None:  # -inf + log(0) = -inf in a row that sees no key
             lse[:, :, start_m : start_m + BLOCK_M] = (m + torch.log(l))[..., 0]
     return out

@@ -55,6 +55,8 @@ FIELDS: tuple[tuple[str, FieldKind], ...] = (
     ("bias_stride", "strides"),
     ("mask_stride", "strides"),
     ("head_dim_v", "int64"),
+    ("seqlens_q", "pointer"),
+    ("seqlens_k", "pointer"),
 )
 # The bits of `features`, of the fields that a kernel reads only if the bit is set: `FaFeature`.
 FEATURES = {
@@ -66,8 +68,17 @@ FEATURES = {
     "bias": 32,
     "mask": 64,
     "head_dim_v": 128,
+    "seqlens_q": 256,
+    "seqlens_k": 512,
 }
 # The words that are tensors of parts, each with its field, in the order in which the binding takes them.
-TENSORS = {"sink": "sink", "alibi_slopes": "alibi_slopes", "attn_bias": "bias", "attn_mask": "mask"}
+TENSORS = {
+    "sink": "sink",
+    "alibi_slopes": "alibi_slopes",
+    "attn_bias": "bias",
+    "attn_mask": "mask",
+    "seqlens_q": "seqlens_q",
+    "seqlens_k": "seqlens_k",
+}
 # The fields whose values have a code.
 CODES = {"dtype": DTYPE_CODES, "causal": CAUSAL_CODES, "out_dtype": DTYPE_CODES}

@@ -32,7 +32,7 @@ class Alibi(Part):
     supports = "alibi"
     claims = (False, True)
     words = {"alibi_slopes": ("alibi_slopes", "slopes", "alibi_slope", "slope")}
-    tensors = {"alibi_slopes": PartTensor("float32", is_vector=True)}
+    tensors = {"alibi_slopes": PartTensor("float32", "heads")}
     conventions = {
         "alibi": Convention(
             {
@@ -81,7 +81,7 @@ class Alibi(Part):
 
     def flops(self, case: Shape) -> int:
         """A product and a sum for each visible pair."""
-        return FLOPS_PER_PAIR * case.batch * case.heads * case.visible_pairs if case.value_of("alibi") else 0
+        return FLOPS_PER_PAIR * case.heads * case.all_pairs if case.value_of("alibi") else 0
 
     def size_bytes(self, case: Shape) -> int:
         """A float32 for each head."""
@@ -162,8 +162,7 @@ def _added(inputs: CallInputs, slopes: torch.Tensor) -> ChangeScores:
     is_signed, is_top_left = inputs.convention("alibi") == "signed", inputs.convention("alibi_align") == "top_left"
 
     def score(scores: torch.Tensor, positions: Positions) -> torch.Tensor:
-        own = positions.queries + (0 if is_top_left else positions.seq_k - positions.seq_q)
-        distance = own - positions.keys
+        distance = positions.own_keys(from_first=is_top_left) - positions.keys
         return scores - positions.part_of(slopes).double() * (distance if is_signed else distance.abs())
 
     return score

@@ -7,7 +7,6 @@ heads share, and `-mask` one of keys alone.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +91,8 @@ class PerPair(Part):
         """The number of elements that a call reads; 0 if a case has none."""
         if (axes := self._axes(case)) is None:
             return 0
-        sizes = zip(LETTERS, (case.batch, case.heads, case.seq_q), strict=True)
-        return case.seq_k * math.prod(size for letter, size in sizes if letter in axes)
+        heads, sequences = case.heads if "h" in axes else 1, case.sequences if "b" in axes else (case,)
+        return heads * sum(each.seq_k * (each.seq_q if "q" in axes else 1) for each in sequences)
 
     def axes(self, word: str, case: Shape) -> tuple[bool, bool, bool, bool] | None:  # noqa: ARG002  # the only one
         """On which axes it depends."""

@@ -30,7 +30,7 @@ class ScoreBias(PerPair):
     rows = (("`-biasbhq`, `-bias`", "a bias for each batch, head, query and key; one for each key alone"),)
     supports = "bias"
     words = {"attn_bias": ("attn_bias", "attention_bias", "bias", "score_bias", "position_bias", "rel_pos_bias")}
-    tensors = {"attn_bias": PartTensor("q", is_vector=False)}
+    tensors = {"attn_bias": PartTensor("q")}
 
     faults = {
         **dict.fromkeys(
@@ -58,7 +58,7 @@ class ScoreBias(PerPair):
 
     def flops(self, case: Shape) -> int:
         """One addition for each visible pair."""
-        return case.batch * case.heads * case.visible_pairs if self.claimed_by(case) else 0
+        return case.heads * case.all_pairs if self.claimed_by(case) else 0
 
     def size_bytes(self, case: Shape) -> int:
         """Each number once, along the axes that it has."""

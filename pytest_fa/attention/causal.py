@@ -131,12 +131,12 @@ def hidden_under(causal: str, positions: Positions, wider: int = 0) -> torch.Ten
     """True where a mask hides a key, [rows, keys]; each query sees `wider` keys too many.  None without a mask."""
     if causal == "none":
         return None
-    return positions.keys > positions.queries + _shift(causal, positions) + wider
+    return positions.keys > _own_keys(causal, positions) + wider
 
 
-def _shift(causal: str, positions: Positions) -> int:
-    """The number of keys that query 0 sees besides key 0."""
-    return positions.seq_k - positions.seq_q if causal == "bottom_right" else 0
+def _own_keys(causal: str, positions: Positions) -> torch.Tensor:
+    """The last key that each query sees, as far as there is one."""
+    return positions.own_keys(from_first=causal == "top_left")
 
 
 def _pairs_above(row: int, seq_k: int) -> int:
@@ -154,7 +154,7 @@ def _moved(causal: str, keys: int) -> Iterator[Mistake]:
     yield Mistake(f"the causal mask is one key too narrow: {LOOK_AT_MASK}", hide=_mask(causal, -1))
     yield Mistake(
         f"the causal mask hides the past, not the future: {LOOK_AT_MASK}",
-        hide=lambda positions: positions.keys < positions.queries + _shift(causal, positions),
+        hide=lambda positions: positions.keys < _own_keys(causal, positions),
     )
     for tile in (tile for tile in TILES if tile < keys):  # one tile of all keys: there is no mask, or no key
         tile_words = f"the diagonal tile of {tile} keys is"
@@ -176,7 +176,7 @@ def _to_tile_end(causal: str, tile: int, tiles: int) -> Hide:
     """Each query sees the tiles before its diagonal tile, and `tiles` more."""
 
     def hidden(positions: Positions) -> torch.Tensor:
-        return positions.keys >= ((positions.queries + _shift(causal, positions)) // tile + tiles) * tile
+        return positions.keys >= (_own_keys(causal, positions) // tile + tiles) * tile
 
     return hidden
 

@@ -29,7 +29,7 @@ class BooleanMask(PerPair):
     supports = "mask"
     names = ("attn_mask", "attention_mask", "mask", "custom_mask", "bool_mask")
     words = {"attn_mask": names}
-    tensors = {"attn_mask": PartTensor("bool", is_vector=False)}
+    tensors = {"attn_mask": PartTensor("bool")}
     conventions = {
         "mask_true": Convention(
             {"keeps": "true in the mask keeps a key", "hides": "the mask is inverted: true hides a key"},

@@ -21,7 +21,8 @@ Weigh = Callable[["torch.Tensor", "torch.Tensor"], "tuple[torch.Tensor, torch.Te
 class Positions(NamedTuple):
     """The positions that a mask compares: queries [rows, 1] and keys [keys], and the sizes of the case.
 
-    `batches` and `heads` are those of the rows, where these are not all: [batches], [heads].
+    `batches` and `heads` are those of the rows, where these are not all: [batches], [heads].  A query stands `shift`
+    keys behind the key of its number, [batch, 1, 1, 1]; None for seq_k - seq_q.
     """
 
     queries: torch.Tensor
@@ -30,6 +31,16 @@ class Positions(NamedTuple):
     seq_k: int
     heads: torch.Tensor | None = None
     batches: torch.Tensor | None = None
+    shift: torch.Tensor | None = None
+
+    def own_keys(self, *, from_first: bool = False) -> torch.Tensor:
+        """The key at which each query stands, [rows, 1] or with batch and heads: the last query stands at the last key.
+
+        With `from_first`, the first query stands at the first key.
+        """
+        if from_first:
+            return self.queries
+        return self.queries + (self.seq_k - self.seq_q if self.shift is None else self.part_of(self.shift))
 
     def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The part of a part's tensor (`part.PartTensor`) for these rows and keys: [batches, heads, rows, keys] or 1.
@@ -72,7 +83,9 @@ class Mistake(NamedTuple):
 
     `change` replaces inputs (`gpu.inputs.Inputs`).  `score` replaces what the parts of attention do to the scores.
     `sinks` replaces the scores that have no value.  `hide` replaces the mask.  `weigh` replaces the softmax; sinks come
-    to it behind the last key.  `arrange` moves or changes the elements of the whole output, [batch, heads, seq_q,
+    to it behind the last key.  `shift` replaces that of `Positions`.
+
+    `arrange` moves or changes the elements of the whole output, [batch, heads, seq_q,
     head_dim] or the axes that `change` made of them.
     """
 
@@ -84,6 +97,7 @@ class Mistake(NamedTuple):
     needs_all_queries: bool = False
     score: ChangeScores | None = None
     sinks: Sinks | None = None
+    shift: int | None = None
     is_convention: bool = (
         False  # that the kernel may have and does not declare; other words for its output are left out
     )
@@ -96,7 +110,7 @@ class Mistake(NamedTuple):
     @property
     def is_arranged_truth(self) -> bool:
         """Whether the output is the right one, only arranged in another way."""
-        changes = (self.change, self.score, self.hide, self.sinks)
+        changes = (self.change, self.score, self.hide, self.sinks, self.shift)
         return self.arrange is not None and changes == (None,) * len(changes) and self.weigh is softmax
 
 

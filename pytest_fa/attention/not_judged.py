@@ -123,15 +123,14 @@ _ROWS = {
         r"head_dim_?(v|vo|value)|d_v|v_head_dim|head_size_v|d_vo",
         "judge the kernel with equal ones: `head_dim: [D]`",
     ),
-    "ragged": UnjudgedKind(
-        "a batch of sequences with different lengths is",
-        r"cu_?seq_?lens?(_?(q|k|kv))?|max_?seq_?lens?(_?(q|k|kv))?|seq_?lens?(_?(q|k|kv))?|seqused_?(q|k)|((qo|kv)_)?indptr"
-        r"|var_?len|ragged|jagged|thd|packed_varlen",
+    "varlen": UnjudgedKind(
+        "a tensor of sequences one behind the other is",
+        r"cu_?seq_?lens?(_?(q|k|kv))?|max_?seq_?lens?(_?(q|k|kv))?|((qo|kv)_)?indptr|var_?len|jagged|thd|packed_varlen",
         "judge the kernel with equal lengths, through an adapter",
     ),
     "paged": UnjudgedKind(
         "a paged cache of keys and values is",
-        r"(block|page)_tables?|page_size|paged(_?kv)?(_cache)?|(k|v|kv|key|value)_?cache|cache_?seq_?lens?|kv_indices",
+        r"(block|page)_tables?|page_size|paged(_?kv)?(_cache)?|(k|v|kv|key|value)_?cache|kv_indices",
         "judge the kernel with pages in order, through an adapter",
     ),
     "packed": UnjudgedKind(

@@ -20,13 +20,13 @@ get.  What a part adds to the C interface stands in `abi.py`, because the order 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_fa.attention.mistake import Mistake, Positions
-    from pytest_fa.attention.rows import RowTruth, ScoreBlock
+    from pytest_fa.attention.rows import Padding, RowTruth, ScoreBlock
     from pytest_fa.attention.token import Token
 
 
@@ -63,7 +63,15 @@ class Shape(Protocol):
 
     @property
     def visible_pairs(self) -> int:
-        """The number of pairs of query and key, per head, that no part hides."""
+        """The number of pairs of query and key, per head, that no part hides from the longest sequence."""
+
+    @property
+    def all_pairs(self) -> int:
+        """The same of all batches, each with its own lengths."""
+
+    @property
+    def sequences(self) -> Sequence[Shape]:
+        """Each batch as a case of its own."""
 
     def value_of(self, field: str) -> Any:  # of the field's type
         """The value of a field of any part."""
@@ -103,11 +111,17 @@ class PartTensor(NamedTuple):
 
     The judge keeps it as [batch or 1, heads or 1, seq_q or 1, seq_k or 1], dense; it is 1 long along the axes on which
     it does not depend.  A call gets it with all four axes, with a stride of 0 where it does not depend on one; or as a
-    vector, [heads].
+    vector along one axis.
     """
 
-    dtype: str  # float32, bool, or `q`: the dtype of q, and float32 if that is e4m3
-    is_vector: bool
+    dtype: str  # float32, int32, bool, or `q`: the dtype of q, and float32 if that is e4m3
+    vector: Literal["", "batch", "heads"] = ""  # the axis of a vector
+    is_random: bool = True  # whether `fill` draws it; else `fixed` says what a case has
+
+    @property
+    def vector_axis(self) -> int | None:
+        """The number of the axis of a vector."""
+        return {"": None, "batch": 0, "heads": 1}[self.vector]
 
 
 class Convention(NamedTuple):
@@ -165,6 +179,10 @@ class Part:
     def visible_keys(self, case: Shape, query: int) -> range:  # noqa: ARG002
         """The keys that this part leaves visible to a query, for cases in which other parts hide keys, too."""
         return range(case.seq_k)
+
+    def sequence_lengths(self, case: Shape) -> tuple[tuple[int, int], ...] | None:  # noqa: ARG002
+        """The numbers of queries and keys of each batch; None if they are those of the case."""
+        return None
 
     def lengths_touched(self, case: Shape) -> tuple[int, int] | None:  # noqa: ARG002
         """The numbers of queries and keys that a call must read; None if this part leaves out none."""
@@ -301,6 +319,10 @@ class Part:
     def arrange(self, word: str, numbers: torch.Tensor) -> None:
         """Change what a checked call gets after `fill`, [batch or 1, heads or 1, seq_q or 1, seq_k or 1] float32."""
 
+    def fixed(self, word: str, case: Shape) -> Sequence[int]:
+        """The elements of a vector that is not random."""
+        raise NotImplementedError
+
     def plain_argument(self, word: str) -> Any:  # noqa: ARG002  # of the word's type
         """The value of a word in a call that does not have it."""
         return self.claims[0] if self.claims else None
@@ -357,8 +379,12 @@ class Part:
         """The inverse of `given`."""
         return value
 
+    def call_given(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
+        """The call that a kernel gets, with what its meaning does not have, such as NaN where nothing may be read."""
+        return inputs
+
     def call_meant(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
-        """What a call in its conventions means, besides its words."""
+        """What a call means, besides its words."""
         return inputs
 
     def call_misread(self, inputs: Any, key: str, value: str) -> Any:  # as above
@@ -397,6 +423,14 @@ class Part:
         """Scores that take part in the softmax and have no value, [batch or 1, heads or 1, rows or 1, n], or None."""
         return None
 
+    def shift(self, inputs: CallInputs) -> torch.Tensor | None:  # noqa: ARG002
+        """`Positions.shift`, [batch, 1, 1, 1]; None if each sequence has the lengths of the tensors."""
+        return None
+
+    def padding(self, inputs: CallInputs) -> Padding | None:  # noqa: ARG002
+        """The rows of the output that are not judged, or None."""
+        return None
+
     def level_matters(self, inputs: CallInputs) -> bool:  # noqa: ARG002
         """Whether the result of a call changes if one number is added to all scores of a row."""
         return False
@@ -412,6 +446,10 @@ class Part:
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:  # noqa: ARG002
         """The mistakes of kernels in this part that change the output of a call."""
         yield from ()
+
+    def nonfinite_cause(self, inputs: CallInputs, bad_rows: torch.Tensor) -> str:  # noqa: ARG002
+        """Why exactly these rows, [batch, heads, seq_q], are NaN or Inf, if it is because of this part; else empty."""
+        return ""
 
     # A further output is judged by figures of its rows.  The judge computes them in blocks of queries and joins them.
 

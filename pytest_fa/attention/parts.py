@@ -18,6 +18,7 @@ from pytest_fa.attention import (
     lengths,
     lse,
     mask,
+    ragged,
     scale,
     scores,
     sink,
@@ -26,6 +27,7 @@ from pytest_fa.attention import (
 )
 from pytest_fa.attention.mistake import ChangeScores, Hide, Mistake, Positions
 from pytest_fa.attention.part import CallInputs, Convention, Part, PartTensor
+from pytest_fa.attention.rows import Padding
 from pytest_fa.attention.token import Token
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ PARTS: list[Part] = [
     window.PART,
     grouped_heads.PART,
     lengths.PART,
+    ragged.PART,
     head_dim_v.PART,
     scale.PART,
     softcap.PART,
@@ -185,6 +188,23 @@ def hidden_keys(inputs: CallInputs, positions: Positions, *, but: Part | None = 
     return whole
 
 
+def positions_of(inputs: CallInputs, queries: torch.Tensor, keys: torch.Tensor) -> Positions:
+    """The positions of some queries, [rows], and keys, [keys]."""
+    return Positions(queries[:, None], keys, inputs.q.shape[2], inputs.k.shape[2], shift=shift(inputs))
+
+
+def shift(inputs: CallInputs) -> torch.Tensor | None:
+    """`Positions.shift`; None if each sequence has the lengths of the tensors."""
+    found = (part.shift(inputs) for part in PARTS)
+    return next((each for each in found if each is not None), None)
+
+
+def padding(inputs: CallInputs) -> Padding | None:
+    """The rows of the output that are not judged, or None."""
+    found = (part.padding(inputs) for part in PARTS)
+    return next((each for each in found if each is not None), None)
+
+
 def sinks(inputs: CallInputs, positions: Positions) -> torch.Tensor | None:
     """The scores that have no value, [batch or 1, heads or 1, rows or 1, n]; None if there are none."""
     found = (part.sinks(inputs, positions) for part in PARTS)
@@ -204,6 +224,11 @@ def adds_to_scores(inputs: CallInputs) -> bool:
 def order_matters(inputs: CallInputs) -> bool:
     """Whether the result of a call changes if its keys and values come in another order."""
     return any(part.order_matters(inputs) for part in PARTS)
+
+
+def nonfinite_cause(inputs: CallInputs, bad_rows: torch.Tensor) -> str:
+    """Why exactly these rows, [batch, heads, seq_q], are NaN or Inf, if it is because of a part; else empty."""
+    return next(filter(None, (part.nonfinite_cause(inputs, bad_rows) for part in PARTS)), "")
 
 
 def mistakes(inputs: CallInputs) -> Iterator[Mistake]:

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 PLAIN: Mapping[str, str] = MappingProxyType({})
 
 
+class Padding(NamedTuple):
+    """The rows of an output that belong to no query, [batch, 1, seq_q] bool, and what must become of them."""
+
+    rows: torch.Tensor
+    rule: str  # untouched, zero or any: a value of the convention `rows_past`
+
+
 class ScoreBlock(NamedTuple):
     """Some queries of a call in float64, and what the parts of attention do to their scores."""
 
@@ -32,9 +39,10 @@ class ScoreBlock(NamedTuple):
 class RowTruth(NamedTuple):
     """The true value of each row and the largest error that is allowed, [batch, heads, seq_q] float64.
 
-    `conventions` are those in which a kernel writes them.
+    `conventions` are those in which a kernel writes them.  Rows of `padding` are not judged.
     """
 
     exact: torch.Tensor
     allowed: torch.Tensor
     conventions: Mapping[str, str] = PLAIN
+    padding: Padding | None = None

@@ -38,7 +38,7 @@ class AttentionSink(Part):
     claims = (False, True)
     names = ("sink", "sinks", "s_aux", "attention_sink", "attention_sinks", "attn_sink", "attn_sinks")
     words = {"sink": (*names, "sink_logits", "learnable_sink", "softmax_sink", "sink_weights")}
-    tensors = {"sink": PartTensor("float32", is_vector=True)}
+    tensors = {"sink": PartTensor("float32", "heads")}
     conventions = {
         "sink": Convention(
             {
@@ -189,7 +189,7 @@ def _of_key_0(sink: torch.Tensor, window_left: int) -> Sinks:
     """The sink for queries whose window begins at key 0."""
 
     def sinks(positions: Positions) -> torch.Tensor:
-        own = positions.queries + positions.seq_k - positions.seq_q  # [rows, 1]
+        own = positions.own_keys()
         return positions.part_of(sink).double().masked_fill(own > window_left, -math.inf)
 
     return sinks

@@ -337,7 +337,7 @@ def hidden_by(window: Window, positions: Positions, shift: int = 0) -> torch.Ten
     """True where a window hides a key, [rows, keys]; queries are `shift` keys behind their position."""
     if window == PLAIN:
         return None
-    own = positions.queries + positions.seq_k - positions.seq_q + shift
+    own = positions.own_keys() + shift
     hidden = positions.nothing_hidden
     if window.left is not None:
         hidden = hidden | (positions.keys < own - window.left)
@@ -375,7 +375,7 @@ def _others(window: Window) -> Iterator[tuple[str, Window]]:
 
 
 def _hidden_by_chunks(length: int, positions: Positions) -> torch.Tensor:
-    own = positions.queries + positions.seq_k - positions.seq_q
+    own = positions.own_keys()
     return (positions.keys > own) | (positions.keys < own // length * length)
 
 

@@ -114,7 +114,7 @@ class Arguments {
   const TVMFFIAny *next_, *end_;
 };
 
-constexpr int DESCALES = 3, TENSORS = 4;  // the arguments for descales, and those that ReadTensors reads
+constexpr int DESCALES = 3, TENSORS = 6;  // the arguments for descales, and those that ReadTensors reads
 
 void* Data(const DLTensor& tensor) { return static_cast<char*>(tensor.data) + tensor.byte_offset; }
 
@@ -198,6 +198,16 @@ float* Floats(const DLTensor& tensor, const char* name, const int64_t (&shape)[A
   FA_REQUIRE(dtype.code == kDLFloat && dtype.bits == 32, TypeError, "%s must be float32, got %d bits", name, dtype.bits);
   FA_REQUIRE(IsContiguous(tensor), ValueError, "%s must be contiguous", name);
   return static_cast<float*>(Data(tensor));
+}
+
+// The address of the lengths of the sequences, [batch].
+const int32_t* Lengths(const DLTensor& tensor, const char* name, int64_t batch, const DLTensor& q) {
+  CheckTensor(tensor, name, 1, q);
+  CheckShape(tensor, name, {batch});
+  FA_REQUIRE(tensor.dtype.code == kDLInt && tensor.dtype.bits == 32, TypeError,
+             "%s must be int32, got DLPack type code %d with %d bits", name, tensor.dtype.code, tensor.dtype.bits);
+  FA_REQUIRE(IsContiguous(tensor), ValueError, "%s must be contiguous", name);
+  return static_cast<const int32_t*>(Data(tensor));
 }
 
 // The address of a descale, [batch, heads].
@@ -309,6 +319,14 @@ void ReadTensors(Arguments& arguments, FaForwardArgs& args, const DLTensor& q) {
     args.features |= FA_MASK;
     args.mask = static_cast<const uint8_t*>(Data(*mask));
     args.mask_stride = PairStrides(*mask);
+  }
+  if (const DLTensor* lengths = arguments.TensorOrNone("seqlens_q")) {
+    args.features |= FA_SEQLENS_Q;
+    args.seqlens_q = Lengths(*lengths, "seqlens_q", args.batch, q);
+  }
+  if (const DLTensor* lengths = arguments.TensorOrNone("seqlens_k")) {
+    args.features |= FA_SEQLENS_K;
+    args.seqlens_k = Lengths(*lengths, "seqlens_k", args.batch, q);
   }
 }
 

@@ -153,9 +153,12 @@ class _Writer:
             return None
         if word in ("q", "k", "v"):
             return self._tensor(word)
-        if part := parts.words().get(word or ""):
-            return repr(part.passed(str(word), part.plain_argument(str(word)), {}))
-        return self._made(name) or self._switched_off(name)
+        return self._made(name) or self._plain(word or "") or self._switched_off(name)
+
+    def _plain(self, word: str) -> str | None:
+        """The value of a word in a call that does not have it."""
+        part = parts.words().get(word)
+        return repr(part.passed(word, part.plain_argument(word), {})) if part else None
 
     def _must_pass(self, name: str) -> bool:
         """Whether a parameter is needed in spite of its default: the lengths of full pages, and all that is ragged."""

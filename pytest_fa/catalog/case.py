@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -124,6 +123,28 @@ class Case(msgspec.Struct, frozen=True):
             return _pairs_of_all(self)
         return counts[0] if counts else self.seq_q * self.seq_k
 
+    @property
+    def sequences(self) -> tuple[Case, ...]:
+        """Each batch as a case of its own; in a ragged batch, with its own numbers of queries and keys."""
+        for part in parts.PARTS:
+            if (lengths := part.sequence_lengths(self)) is not None:
+                one = self.with_fields({"batch": 1, **{token.field: None for token in part.tokens}})
+                return tuple(msgspec.structs.replace(one, seq_q=queries, seq_k=keys) for queries, keys in lengths)
+        return (msgspec.structs.replace(self, batch=1),) * self.batch
+
+    @property
+    def _sequence_lengths(self) -> tuple[tuple[int, int], ...] | None:
+        """The numbers of queries and keys of each batch; None if they are those of the case."""
+        found = (part.sequence_lengths(self) for part in parts.PARTS)
+        return next((lengths for lengths in found if lengths is not None), None)
+
+    @property
+    def all_pairs(self) -> int:
+        """The number of query-key pairs per head that no part of attention hides, of all batches."""
+        if self._sequence_lengths is None:
+            return self.batch * self.visible_pairs
+        return sum(each.visible_pairs for each in self.sequences)
+
     def visible_keys(self, query: int) -> int:
         """The number of keys that a query sees."""
         ranges = [part.visible_keys(self, query) for part in parts.PARTS]
@@ -141,22 +162,23 @@ class Case(msgspec.Struct, frozen=True):
     def flops_per_call(self) -> int:
         """The floating-point operations of the matrix products, counted for visible pairs only.
 
-        A product has 2 * batch * heads * visible_pairs * head_dim operations, with that of v in the second product.
-        Scores have only the first one.
+        A product has 2 * heads * all_pairs * head_dim operations, with that of v in the second product.  Scores have
+        only the first one.
         """
         dims = self.head_dim + (0 if self.computes == "scores" else self.head_dim_v)
-        of_products = 2 * self.batch * self.heads * self.visible_pairs * dims
+        of_products = 2 * self.heads * self.all_pairs * dims
         return of_products + sum(part.flops(self) for part in parts.PARTS)
 
     @property
     def bytes_per_call(self) -> int:
-        """The bytes of q, k, v and out, each read or written once; scores do not read v."""
-        q_size = self.batch * self.heads * self.seq_q * self.head_dim
-        k_size = self.batch * self.kv_heads * self.seq_k * self.head_dim
-        v_size = 0 if self.computes == "scores" else self.batch * self.kv_heads * self.seq_k * self.head_dim_v
-        inputs = ELEMENT_BYTES[self.dtype] * (q_size + k_size + v_size)
+        """The bytes of q, k, v and out, each read or written once, without padding; scores do not read v."""
+        lengths = self._sequence_lengths or ((self.batch * self.seq_q, self.batch * self.seq_k),)
+        queries, keys = (sum(of_side) for of_side in zip(*lengths, strict=True))
+        of_key = self.head_dim + (0 if self.computes == "scores" else self.head_dim_v)
+        inputs = ELEMENT_BYTES[self.dtype] * (self.heads * queries * self.head_dim + self.kv_heads * keys * of_key)
         others = sum(part.size_bytes(self) for part in parts.PARTS)
-        return inputs + others + ELEMENT_BYTES[self.out_dtype] * math.prod(self.out_shape)
+        total: int = inputs + others + ELEMENT_BYTES[self.out_dtype] * self.heads * queries * self.out_shape[3]
+        return total
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:

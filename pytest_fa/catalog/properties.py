@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pytest_fa.attention.ragged import PART as RAGGED
 from pytest_fa.catalog.case import Case, plain_case
 from pytest_fa.catalog.claims import FEWER, claims_of, factors_of, least_lengths
 from pytest_fa.catalog.variant import Device, Invariance, StrideRule, Variant
@@ -23,6 +24,7 @@ PROPERTIES: dict[str, str] = {
     "expanded_batch": "K and V with a batch stride of zero are read correctly, or refused",
     "offset_pointers": "pointers that are offset by one element or 8 bytes are read and written correctly, or refused",
     "new_data": "new data at the same address gives a new result",
+    "new_lengths": "other lengths of the sequences at the same address give the result for these, also in a replay",
     "new_shape": "another shape at the same address gives the correct result for that shape",
     "streams": "a call waits for a slow write on its own stream, and calls from two threads do not interfere",
     "graph_capture": "a captured call computes a new result at each replay",
@@ -59,7 +61,8 @@ INVARIANCES: dict[Invariance, str] = {
     "position": "position_invariance",
     "chunk": "chunk_invariance",
 }
-PROMISED = frozenset((*INVARIANCES.values(), "split_and_merge"))  # only by some variants
+PROMISED = frozenset((*INVARIANCES.values(), "split_and_merge", "new_lengths"))  # only by some variants
+ON_RAGGED_CASES = ("new_lengths",)
 ON_PLAIN_CASES = ("chunk_invariance", "split_and_merge")  # other parts of attention than a mask count keys or queries
 
 # Properties that a kernel may refuse, or that need a layout or a machine that may be missing.  For all others, a
@@ -107,6 +110,8 @@ def properties_of(variant: Variant) -> tuple[str, ...]:
     if variant.computes != "attention":
         left_out |= ATTENTION_ONLY
     left_out |= {name for name in ON_PLAIN_CASES if name not in left_out and _plain_case(variant, name, ()) is None}
+    if len(RAGGED.supported(variant.supports)) == 1:
+        left_out |= {*ON_RAGGED_CASES}
     return tuple(name for name in PROPERTIES if name not in left_out)
 
 
@@ -150,9 +155,12 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
     if name in ON_PLAIN_CASES and (plain := _plain_case(variant, name, dtypes)):
         return plain
     case, supports = property_case(variant), variant.supports
+    if name in ON_RAGGED_CASES:
+        return case.with_fields(RAGGED.fields_with(RAGGED.supported(supports)[-1], case.heads))
     claims = claims_of(variant, dtypes) if variant.role == "candidate" and not variant.cases else []
     if not claims:
         return case
+    claims = [claim for claim in claims if dict(claim.by_part)[RAGGED] == RAGGED.claims[0]] or claims
     claim = claims[tuple(PROPERTIES).index(name) % len(claims)]
     seq_q, seq_k = least_lengths(variant, FEWER if claim.needs_two_lengths else SEQUENCE, SEQUENCE)
     sized = msgspec.structs.replace(case, seq_q=seq_q, seq_k=seq_k)

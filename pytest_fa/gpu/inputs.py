@@ -105,16 +105,19 @@ class Inputs(Arguments):  # what only some calls have are attributes
 
     def in_conventions(self, conventions: Mapping[str, str]) -> Inputs:
         """A plain call as a kernel with these conventions gets it."""
-        return self._words_by(parts.given, conventions)
+        given = self._words_by(parts.given, conventions)
+        for part in parts.PARTS:
+            given = part.call_given(given)
+        return given
 
     def meant(self) -> Inputs:
         """What the call means, in plain conventions, except for those that only a part of attention can follow."""
-        if not self.conventions or self.given is not None:
+        if self.given is not None:
             return self
-        meant = self._words_by(parts.meant, self.conventions)
+        meant = self._words_by(parts.meant, self.conventions) if self.conventions else self
         for part in parts.PARTS:
             meant = part.call_meant(meant)
-        return meant._replace(given=self)
+        return self if meant is self else meant._replace(given=self)
 
     @property
     def as_given(self) -> Inputs:
@@ -261,8 +264,11 @@ def _draw_extra(case: Case, generator: torch.Generator) -> dict[str, torch.Tenso
     for word, part in parts.tensor_words().items():
         if axes := part.axes(word, case):
             numbers = torch.empty([size if depends else 1 for size, depends in zip(sizes, axes, strict=True)])
-            part.fill(word, numbers, generator)
-            part.arrange(word, numbers)
+            if parts.tensor_form(word).is_random:
+                part.fill(word, numbers, generator)
+                part.arrange(word, numbers)
+            else:
+                numbers.view(-1).copy_(torch.tensor(part.fixed(word, case)))
             drawn[word] = numbers.to(extra_dtype(word, TORCH_DTYPES[case.dtype]))
     return drawn
 
@@ -276,23 +282,24 @@ def extra_dtype(word: str, of_q: torch.dtype) -> torch.dtype:
 
 
 def given_form(word: str, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """A part's tensor as a call gets it: [heads], or [batch, heads, seq_q, seq_k] with strides of 0."""
-    return tensor[0, :, 0, 0] if parts.tensor_form(word).is_vector else tensor.expand(*q.shape[:3], k.shape[2])
+    """A part's tensor as a call gets it: [batch], [heads], or [batch, heads, seq_q, seq_k] with strides of 0."""
+    axis = parts.tensor_form(word).vector_axis
+    return tensor.expand(*q.shape[:3], k.shape[2]) if axis is None else tensor.flatten()
 
 
 def kept_form(word: str, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """The inverse of `given_form`.  Raises `FaError` for another shape or dtype."""
-    dtype, is_vector = extra_dtype(word, q.dtype), parts.tensor_form(word).is_vector
-    batch, heads, seq_q, seq_k = sizes = (*q.shape[:3], k.shape[2])
-    wanted = (heads,) if is_vector else sizes
+    dtype, form = extra_dtype(word, q.dtype), parts.tensor_form(word)
+    axis, sizes = form.vector_axis, (*q.shape[:3], k.shape[2])
+    wanted = sizes if axis is None else sizes[axis : axis + 1]
     fits = tensor.dim() == len(wanted) and all(
-        size == whole or (size == 1 and not is_vector) for size, whole in zip(tensor.shape, wanted, strict=True)
+        size == whole or (size == 1 and axis is None) for size, whole in zip(tensor.shape, wanted, strict=True)
     )
     if tensor.dtype != dtype or not fits:
-        form = f"[{heads}], [heads]" if is_vector else f"[{batch}, {heads}, {seq_q}, {seq_k}], each of these or 1"
-        raise FaError(f"{word} is {tensor.dtype} {list(tensor.shape)}; it must be {dtype} {form}")
-    if is_vector:
-        return tensor[None, :, None, None]
+        shown = f"{list(wanted)}, {'each of these or 1' if axis is None else f'[{form.vector}]'}"
+        raise FaError(f"{word} is {tensor.dtype} {list(tensor.shape)}; it must be {dtype} {shown}")
+    if axis is not None:
+        return tensor.view([len(tensor) if place == axis else 1 for place in range(len(sizes))])
     for axis, stride in enumerate(tensor.stride()):
         if stride == 0:
             tensor = tensor.narrow(axis, 0, 1)

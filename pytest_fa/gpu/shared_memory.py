@@ -26,6 +26,7 @@ DTYPES: dict[ViewDtype, torch.dtype] = {
     "uint8": torch.uint8,
     "float8_e4m3fn": torch.float8_e4m3fn,
     "bool": torch.bool,
+    "int32": torch.int32,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 GRAIN_BYTES = 4096  # sizes are rounded up to a multiple of it

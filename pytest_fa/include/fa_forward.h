@@ -32,7 +32,9 @@ enum FaFeature {
   FA_ALIBI = 16,
   FA_BIAS = 32,
   FA_MASK = 64,
-  FA_HEAD_DIM_V = 128
+  FA_HEAD_DIM_V = 128,
+  FA_SEQLENS_Q = 256,
+  FA_SEQLENS_K = 512
 };
 
 /* The strides of a tensor [batch, heads, seq, head_dim], in elements.  For a bias or a mask, `seq` is that of queries and
@@ -70,7 +72,8 @@ struct FaForwardArgs {
   uint64_t message_bytes;
 
   /* A bit for each feature that the call has; 0 for plain attention.  A field below is read only if its bit is set: 0 is a
-   * side of a window like any other.  Query i has the position p = i + seq_k - seq_q.
+   * side of a window like any other.  Query i has the position p = i + seq_k - seq_q, with the lengths of its own sequence if
+   * the call has some.
    *
    * The order is: scale, soft cap, bias, ALiBi, then everything that hides a key, then the softmax over the visible keys and
    * the sink. */
@@ -85,6 +88,11 @@ struct FaForwardArgs {
   const uint8_t* mask; /* FA_MASK: [batch, heads, seq_q, seq_k]: 1 for a visible key, 0 for a hidden one */
   struct FaStrides bias_stride, mask_stride; /* 0 along an axis on which the tensor does not depend */
   int64_t head_dim_v; /* FA_HEAD_DIM_V: head_dim of v and out if it is not that of q and k; see fa_copy_args */
+
+  /* [batch], contiguous, on the device: the numbers of queries and keys of each sequence, at most seq_q and seq_k.  What is at
+   * or behind them is padding: rows of out and lse are not written, and rows of q, k and v may hold NaN. */
+  const int32_t* seqlens_q; /* FA_SEQLENS_Q */
+  const int32_t* seqlens_k; /* FA_SEQLENS_K */
 };
 
 /* The struct_size of a call without features: that of the first fa_forward.h, whose struct ends before `features`. */
@@ -135,6 +143,8 @@ static inline int fa_check_features(const struct FaForwardArgs* args, uint32_t t
       {FA_BIAS, "a bias", "FA_BIAS"},
       {FA_MASK, "a mask", "FA_MASK"},
       {FA_HEAD_DIM_V, "another head_dim of V", "FA_HEAD_DIM_V"},
+      {FA_SEQLENS_Q, "lengths of queries", "FA_SEQLENS_Q"},
+      {FA_SEQLENS_K, "lengths of keys", "FA_SEQLENS_K"},
   };
   const size_t own_size = sizeof(struct FaForwardArgs);
   if (args->abi_version != FA_ABI_VERSION || args->struct_size < FA_PLAIN_SIZE) {

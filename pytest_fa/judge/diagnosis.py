@@ -18,6 +18,7 @@ from pytest_fa.judge.error_location import location_text
 from pytest_fa.judge.explain import WrongOutput, explain_attention, explain_scores
 from pytest_fa.judge.nonfinite import explain_nonfinite
 from pytest_fa.judge.output_check import limits
+from pytest_fa.judge.padding import cleared, explain_padding
 from pytest_fa.judge.truth import Truth
 from pytest_fa.judge.zeros import explain_zeros
 from pytest_fa.records.checks import Check, CrossCheck, Diagnosis, Repeats
@@ -43,13 +44,16 @@ def diagnose(
     `rounds` are the roundings that the variant's manifest declares.  Known mistakes are mistakes in attention, so
     that an output that was compared with the user's functions is compared with none of them.
     """
+    of_padding = explain_padding(truth.padding, out) if truth.padding else ""
+    out, truth = cleared(truth.padding, out), truth._replace(padding=None)
     limit = limits(out, truth, check.policy)
     inputs = inputs.exact().meant()
     bad = ~((out.double() - truth.out).abs() <= limit)  # [b, h, sq, d]
     unknown = NOT_COMPARED if check.against else "no known mistake gives this output"
     return Diagnosis(
         error_map=tuple(_error_map(out, truth, limit)),
-        cause=_cause(WrongOutput(out, truth, check.policy, computes), inputs, bad, repeats, rounds)
+        cause=(of_padding if of_padding and not bool(bad.any()) else "")
+        or _cause(WrongOutput(out, truth, check.policy, computes), inputs, bad, repeats, rounds)
         or f"wrong {_place(check, bad, computes)}; {unknown}",
         cross_checks=cross_checks,
         conclusion="" if check.against else conclusion(cross_checks),

@@ -172,7 +172,12 @@ class Predictor:
     def _positions(self, inputs: Inputs, mistake: Mistake, selection: Selection) -> Positions:
         keys = torch.arange(inputs.k.shape[2], device=inputs.q.device)
         seq_k = (self.inputs if mistake.arrange is None else inputs).k.shape[2]  # without keys past the end
-        return Positions(selection.queries[:, None], keys, inputs.q.shape[2], seq_k, selection.heads, selection.batches)
+        positions = parts.positions_of(inputs, selection.queries, keys)._replace(
+            seq_k=seq_k, heads=selection.heads, batches=selection.batches
+        )
+        if mistake.shift is None:
+            return positions
+        return positions._replace(shift=inputs.q.new_full((1, 1, 1, 1), mistake.shift, dtype=torch.long))
 
 
 def _hidden(inputs: Inputs, mistake: Mistake, positions: Positions) -> torch.Tensor:

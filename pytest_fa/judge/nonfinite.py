@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from pytest_fa.attention import parts
 from pytest_fa.attention.scores import Computes
 from pytest_fa.gpu.inputs import Inputs, is_poison
 from pytest_fa.judge.error_location import location_text
@@ -27,17 +28,17 @@ def explain_nonfinite(
     """Why a wrong output has NaN or Inf; empty if it has none."""
     unwritten = is_poison(out)
     computed = ~out.isfinite() & ~unwritten
-    parts = []
+    causes = []
     if bool(unwritten.any()):
-        parts.append(f"the kernel never wrote {location_text(unwritten, computes)}: the NaN poison is still there")
+        causes.append(f"the kernel never wrote {location_text(unwritten, computes)}: the NaN poison is still there")
     if bool(computed.any()):
         place = location_text(computed, computes)
         looks = "look for 0/0, an overflow, or unwritten memory that it reads"
-        reason = "" if parts or computes == "scores" else _reason(out, computed, inputs)
-        parts.append(reason or f"the kernel computed NaN or Inf in {place}: {looks}")
-    if parts and bool((bad & out.isfinite()).any()):
-        parts.append("finite elements are wrong, too")
-    return "; ".join(parts)
+        reason = "" if causes or computes == "scores" else _reason(out, computed, inputs)
+        causes.append(reason or f"the kernel computed NaN or Inf in {place}: {looks}")
+    if causes and bool((bad & out.isfinite()).any()):
+        causes.append("finite elements are wrong, too")
+    return "; ".join(causes)
 
 
 def _reason(out: torch.Tensor, computed: torch.Tensor, inputs: Inputs) -> str:
@@ -45,6 +46,8 @@ def _reason(out: torch.Tensor, computed: torch.Tensor, inputs: Inputs) -> str:
     bad_rows = computed.any(-1)
     if torch.equal(bad_rows, _without_key(inputs).expand_as(bad_rows)):
         return "NaN exactly in the queries that see no key: 0/0 at the end, write zeros there"
+    if of_part := parts.nonfinite_cause(inputs, bad_rows):
+        return of_part
     rows = row_scores(inputs)
     dtypes = {"fp32": torch.float32, "fp16": torch.float16}
     overflows = [name for name, dtype in dtypes.items() if _overflow(rows, bad_rows, dtype)]

@@ -9,6 +9,7 @@ import torch
 from pytest_fa.attention.rows import RowTruth
 from pytest_fa.errors import WrongResult
 from pytest_fa.judge.error_location import element_index, first_index
+from pytest_fa.judge.padding import bound_of, cleared
 from pytest_fa.judge.policies import POLICIES, Errors, policy_for, rms
 from pytest_fa.judge.row_outputs import check_rows
 from pytest_fa.judge.truth import Truth
@@ -18,11 +19,15 @@ from pytest_fa.records.checks import Check
 def check_output(out: torch.Tensor, truth: Truth, policy: str) -> Check:
     """Compare `out`, [batch, heads, seq_q, head_dim or seq_k], with its truth under a tolerance policy.
 
-    A figure that is not finite is None in the result, and a bound on it does not hold.
+    A figure that is not finite is None in the result, and a bound on it does not hold.  Of
+    padding, only whether it is as the manifest declares counts.
     """
-    policy = policy_for(truth, policy)
+    policy, padding = policy_for(truth, policy), truth.padding
+    of_padding = () if padding is None else (bound_of(padding, out),)
+    out = cleared(padding, out)
     errors = Errors(out.double(), out.double() - truth.out, truth, out.dtype)
     bounds, limit = POLICIES[policy](errors)
+    bounds = (*bounds, *of_padding)
     ideal = truth.same_precision - truth.out
     size = errors.error.abs().nan_to_num(nan=math.inf, posinf=math.inf)  # NaN counts as the largest error
     bad = ~(size <= limit)

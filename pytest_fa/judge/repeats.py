@@ -16,10 +16,12 @@ import msgspec
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.rows import Padding
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.inputs import Output, bits_of
 from pytest_fa.judge.checked_launch import CheckedLaunch
 from pytest_fa.judge.error_location import first_index
+from pytest_fa.judge.padding import rows_of
 from pytest_fa.records.checks import WITH_POISON, Repeats
 from pytest_fa.wire.commands import Disturbance
 
@@ -68,7 +70,8 @@ def repeat(
     wanted = requested_count or (FURTHER_SEED_REPEATS if is_further_seed else DEFAULT_REPEATS)[kind]
     most = max(1, MAX_OUTPUT_BYTES[kind] // max(1, _dense_bytes(first.out)))
     outs = Output(launch.out_buffer, launch.more_buffers).map(lambda like: _outputs(launch, like, most))
-    comparisons = [_Comparison(tensor, keep_farthest=keep_farthest) for tensor in first.tensors]
+    padding = parts.padding(launch.original_inputs)
+    comparisons = [_Comparison(tensor, padding, keep_farthest=keep_farthest) for tensor in first.tensors]
     count, size, start = 0, 1, time.monotonic()
     while count < wanted:
         calls = min(size, wanted - count, len(outs.out))
@@ -108,8 +111,9 @@ def require_identical(repeats: Repeats) -> None:
 class _Comparison:
     """The first output or further output, and how later ones differ from it."""
 
-    def __init__(self, first: torch.Tensor, *, keep_farthest: bool) -> None:
+    def __init__(self, first: torch.Tensor, padding: Padding | None, *, keep_farthest: bool) -> None:
         self._first, self._keep_farthest = first, keep_farthest
+        self._undefined = rows_of(padding, first) if padding and padding.rule == "any" else None
         self.farthest = first.clone()
         self._want = bits_of(first).clone()
         self._ever_differed = torch.zeros_like(self._want, dtype=torch.bool)
@@ -119,7 +123,7 @@ class _Comparison:
     def add(self, outs: torch.Tensor) -> None:
         """Compare outputs, [calls, batch, heads, seq_q, head_dim], as private copies: a candidate may still write."""
         for part in torch.split(outs, max(1, COMPARED_BYTES // max(1, _dense_bytes(self._first)))):
-            copies = part.clone()
+            copies = part.clone() if self._undefined is None else part.where(~self._undefined, self._first)
             differs = bits_of(copies) != self._want
             self._ever_differed.logical_or_(differs.any(0))
             differing = differs.flatten(1).any(1)

@@ -18,6 +18,7 @@ from pytest_fa.attention.part import Part
 from pytest_fa.attention.rows import RowTruth, ScoreBlock
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs, is_poison
+from pytest_fa.judge.padding import cleared
 from pytest_fa.judge.truth import block_positions, hidden_keys, rows_per_block
 from pytest_fa.records.checks import Bound, LseCheck, RowIndex
 
@@ -34,7 +35,9 @@ def make_row_truth(
     slices = [slice(start, min(start + block_rows, seq_q)) for start in range(0, seq_q, block_rows)]
     blocks = (part.row_figures(_block(inputs, k, rows, rounds, policy)) for rows in slices)
     truth = part.row_truth([torch.cat(tensors, dim=2) for tensors in zip(*blocks, strict=True)], rounds, policy)
-    return truth._replace(conventions=inputs.conventions)
+    padding = parts.padding(inputs)
+    exact, allowed = cleared(padding, truth.exact, -math.inf), cleared(padding, truth.allowed)
+    return truth._replace(exact=exact, allowed=allowed, conventions=inputs.conventions, padding=padding)
 
 
 def check_rows(name: str, rows: torch.Tensor, truth: RowTruth) -> tuple[Bound, LseCheck]:
@@ -42,7 +45,7 @@ def check_rows(name: str, rows: torch.Tensor, truth: RowTruth) -> tuple[Bound, L
 
     A row without keys must be -inf and a row whose truth is NaN must be NaN; every other row must be finite.
     """
-    got = parts.outputs()[name].rows_meant(rows, truth.exact, truth.conventions)
+    got = cleared(truth.padding, parts.outputs()[name].rows_meant(rows, truth.exact, truth.conventions), truth.exact)
     same = (got == truth.exact) | (got.isnan() & truth.exact.isnan())  # -inf is equal to -inf
     error = (got - truth.exact).abs().masked_fill(same, 0.0).nan_to_num(nan=math.inf, posinf=math.inf)
     used = (error / truth.allowed).masked_fill(error == 0, 0.0)
@@ -62,6 +65,7 @@ def check_rows(name: str, rows: torch.Tensor, truth: RowTruth) -> tuple[Bound, L
 
 def explain_rows(part: Part, rows: torch.Tensor, truth: RowTruth, inputs: Inputs) -> str:
     """The first mistake that gives this output, [batch, heads, seq_q] float32; else in which rows it is wrong."""
+    rows = cleared(truth.padding, rows, -math.inf)
     if bool((unwritten := is_poison(rows)).any()):
         return f"the {part.output_title} of {int(unwritten.sum())} of {rows.numel()} rows is not written"
     if cause := _other_convention(part, rows, truth):

@@ -49,8 +49,7 @@ def row_scores(inputs: Inputs) -> RowScores:
 
 def positions_of(inputs: Inputs, queries: torch.Tensor) -> Positions:
     """The positions of some queries and of all keys."""
-    keys = torch.arange(inputs.k.shape[2], device=queries.device)
-    return Positions(queries[:, None], keys, inputs.q.shape[2], inputs.k.shape[2])
+    return parts.positions_of(inputs, queries, torch.arange(inputs.k.shape[2], device=queries.device))
 
 
 def rows_far_below(bad_rows: torch.Tensor, inputs: Inputs) -> str:

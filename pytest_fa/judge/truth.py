@@ -24,7 +24,7 @@ import torch
 from pytest_fa.attention import parts
 from pytest_fa.attention.grouped_heads import repeated
 from pytest_fa.attention.mistake import Positions
-from pytest_fa.attention.rows import RowTruth
+from pytest_fa.attention.rows import Padding, RowTruth
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.gpu.quantised import E4M3
@@ -62,6 +62,7 @@ class Truth(NamedTuple):
     # and smaller the more keys share the weight.  0 in rows that see none after the first `ONE_TILE` keys and have no
     # sink.  None if there is no P.
     norm4_size: torch.Tensor | None = None  # [batch, heads, seq_q] float64
+    padding: Padding | None = None  # the rows that are not judged
     # Only if it comes from the user's functions: the truth of further outputs, what stands behind a verdict, and the
     # largest error that is allowed, if the options have one.
     rows: tuple[tuple[str, RowTruth], ...] = ()
@@ -126,7 +127,7 @@ def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread
         part = truth_of_rows(inputs.q[:, :, block], operands, softmax, precision, change=change, stored=stored)
         for target, source in zip(_rows_of(whole), _rows_of(part), strict=True):
             target[:, :, block] = source
-    return whole
+    return whole._replace(padding=parts.padding(inputs))
 
 
 def truth_of_rows(
@@ -260,8 +261,7 @@ def rows_per_block(inputs: Inputs) -> int:
 def block_positions(inputs: Inputs, block: slice) -> Positions:
     """The positions of a block of queries and of all keys."""
     queries = torch.arange(block.start, block.stop, device=inputs.q.device)
-    keys = torch.arange(inputs.k.shape[2], device=inputs.q.device)
-    return Positions(queries[:, None], keys, inputs.q.shape[2], inputs.k.shape[2])
+    return parts.positions_of(inputs, queries, torch.arange(inputs.k.shape[2], device=inputs.q.device))
 
 
 def hidden_keys(inputs: Inputs, block: slice) -> torch.Tensor | None:

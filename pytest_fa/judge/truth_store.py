@@ -95,7 +95,10 @@ class TruthStore:
                     f"your reference {own.title} does not return {missing[0]}, which {variant.name} declares in "
                     f"`returns`; return (out, {missing[0]}) in each function; nothing was judged"
                 )
-            return {output: known[output]._replace(conventions=inputs.conventions) for output in outputs}
+            padding = parts.padding(inputs)
+            return {
+                output: known[output]._replace(conventions=inputs.conventions, padding=padding) for output in outputs
+            }
         return {output: self._row_truth_of(output, inputs, variant.rounds, policy) for output in outputs}
 
     def _truth_of(
@@ -111,7 +114,7 @@ class TruthStore:
         if self.source is None:
             raise NoTruth(f"{own_truth.title} needs a process of its own, which this run cannot start")
         self.announce()
-        return self.source.truth_of(own_truth, inputs, rounds, policy)
+        return self.source.truth_of(own_truth, inputs, rounds, policy)._replace(padding=parts.padding(inputs))
 
     def _row_truth_of(self, output: str, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> RowTruth:
         part = parts.outputs()[output]

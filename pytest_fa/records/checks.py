@@ -106,6 +106,8 @@ class Check(msgspec.Struct, frozen=True):
         bound = self.tightest
         if bound.name == "finite":
             return f"{self.nonfinite_count} of {self.element_count} elements are NaN or Inf"
+        if bound.name == "rows past":
+            return f"{bound.value:.0f} elements of rows that belong to no query are not as declared"
         if bound.value is None:
             return f"{bound.name} error not finite, allowed {bound.allowed:.1e}"
         digits = next((n for n in (1, 3) if f"{bound.value:.{n}e}" != f"{bound.allowed:.{n}e}"), 6)

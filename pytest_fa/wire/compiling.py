@@ -41,6 +41,7 @@ _ITEM_BYTES: dict[ViewDtype, int] = {
     "float16": 2,
     "bfloat16": 2,
     "float32": 4,
+    "int32": 4,
 }
 
 Signature = tuple[object, ...]

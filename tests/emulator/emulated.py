@@ -7,7 +7,6 @@ emulator has no weak memory, so it does not show that a fence is missing, and it
 from __future__ import annotations
 
 import ctypes
-import math
 import re
 import subprocess
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sanitize.plain_call import ForwardArgs, Strides, forward_args
-from pytest_fa.gpu.inputs import Inputs, empty_output
+from pytest_fa.gpu.inputs import Inputs, empty_output, poison
 
 FOLDER = Path(__file__).parent
 NAN_BYTE = 0xFF  # a float of such bytes is NaN
@@ -123,7 +122,7 @@ class Emulated:
             args.q = (q if is_last else reversed_q).data_ptr()
             args.v = (v if is_last else reversed_v).data_ptr()
             for tensor in (out, lse):
-                tensor.fill_(math.nan)
+                poison(tensor)
             self._set(schedule, number)
             struct = ctypes.create_string_buffer(bytes(args)[: args.struct_size] + bytes([NAN_BYTE]) * OTHER_BYTES)
             status = self._library.fa_forward(struct, None)

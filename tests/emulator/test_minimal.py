@@ -32,6 +32,9 @@ SHAPES = (
     "b1h2s70d64-fp16-win37_0-scalem0p7-cap2",
     "b2h4s70d64-fp16-causal_br-kv2-sk30-sink",  # the first queries see nothing but the sink, which one head lacks
     "b1h2s70d64-fp16-sk0-sink",
+    "b9h2s140d64-fp16-var1",
+    "b4h4s70d64-fp16-causal_br-kv2-sk150-var2",
+    "b4h2s150d64-fp16-win37_0-sk70-var3-alibi",
     "b2h2s70d64-fp16-sk100-dv200-mask-bshd",  # the last two blocks of columns overlap
 )
 DTYPES = {"minimal": ("fp16", "bf16"), "minimal_fp32": ("fp32",)}

@@ -26,6 +26,6 @@ def test_the_lines_of_a_run_make_a_varlen_function_right(new_project: NewProject
     repaired = project.suite(*arguments)
     assert (failed.ret, repaired.ret) == (1, 0), repaired.text
     assert (
-        "a batch of sequences with different lengths is not judged; judge the kernel with equal lengths" in failed.text
+        "a tensor of sequences one behind the other is not judged; judge the kernel with equal lengths" in failed.text
     )
     assert "mine: 1/1 checks passed" in repaired.text

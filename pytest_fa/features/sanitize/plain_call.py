@@ -106,7 +106,8 @@ def call(case: Case, library: str) -> PlainResult:
     message = ctypes.create_string_buffer(MESSAGE_BYTES)
     args = forward_args(case, q, k, v, out)
     for word, sizes in _tensor_sizes(case).items():
-        setattr(args, abi.TENSORS[word], cuda.upload(_draw_tensor(generator, word, math.prod(sizes), case.dtype)))
+        drawn = _draw_tensor(generator, word, math.prod(sizes), case)
+        setattr(args, abi.TENSORS[word], cuda.upload(drawn))
     if case.dtype == "e4m3":
         args.q_descale = cuda.upload(_descales(case.batch * case.heads))
         args.k_descale, args.v_descale = (cuda.upload(_descales(case.batch * case.kv_heads)) for _ in range(2))
@@ -151,7 +152,7 @@ def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
         args.features |= abi.FEATURES.get(word, 0)
     for word, sizes in _tensor_sizes(case).items():
         args.features |= abi.FEATURES[abi.TENSORS[word]]
-        if not parts.tensor_form(word).is_vector:
+        if not parts.tensor_form(word).vector:
             setattr(args, f"{abi.TENSORS[word]}_stride", _pair_strides(sizes))
     if args.features:
         args.struct_size = ctypes.sizeof(ForwardArgs)
@@ -194,9 +195,11 @@ def _draw(generator: np.random.Generator, count: int, dtype: str) -> bytes:
     return (numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
-def _draw_tensor(generator: np.random.Generator, word: str, count: int, dtype: str) -> bytes:
-    """A tensor of a part of attention: numbers from N(0, 1), or three visible keys of four."""
-    form = parts.tensor_form(word).dtype
+def _draw_tensor(generator: np.random.Generator, word: str, count: int, case: Case) -> bytes:
+    """A tensor of a part of attention: numbers from N(0, 1), three visible keys of four, or what is not random."""
+    form, dtype = parts.tensor_form(word).dtype, case.dtype
+    if not parts.tensor_form(word).is_random:
+        return np.array(parts.tensor_words()[word].fixed(word, case), dtype=form).tobytes()
     if form == "bool":
         return (generator.random(count) < VISIBLE).astype(np.uint8).tobytes()
     return _draw(generator, count, "fp32" if form == "float32" or dtype == "e4m3" else dtype)

@@ -24,6 +24,7 @@ CHECKS = (
     "rms",
     "row rms",
     "gain",
+    "rows past",
     *parts.outputs(),
     "repeats",
     "delegation",

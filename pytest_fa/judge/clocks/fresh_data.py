@@ -24,7 +24,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.device import synchronize
 from pytest_fa.gpu.guards import NAN_PATTERN
-from pytest_fa.gpu.inputs import Inputs, at_places, bits_of, descale_keywords, poison, poisoned_output
+from pytest_fa.gpu.inputs import Inputs, at_places, bits_of, poison, poisoned_output
 from pytest_fa.gpu.quantised import Descales, fill_random
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.clocks.gaps import Gaps
@@ -89,10 +89,14 @@ class FreshData:
         self._random = random.Random(secrets.randbits(128))  # noqa: S311  # seeded with what no candidate knows
         self._generator = torch.Generator(device=candidate.device)
         self._like = inputs
-        self._moved = dict(zip("qkv", inputs[:3], strict=True)) | dict(inputs.extra)  # what is elsewhere in each call
+        random_extra = {name: each for name, each in inputs.extra.items() if parts.tensor_form(name).is_random}
+        self._moved = dict(zip("qkv", inputs[:3], strict=True)) | random_extra  # what is elsewhere in each call
         self._private = [_slack_buffer(tensor) for tensor in self._moved.values()]
         self._shared = [self._visible(buffer) for buffer in self._private]
-        self._descales = inputs.descales and inputs.descales.map(lambda x: self._visible(x.flatten()).view(x.shape))
+        self._fixed = {name: each for name, each in inputs.parts.items() if name not in self._moved}
+        self._shared_fixed = {
+            name: self._visible(each.flatten()).view(each.shape) for name, each in self._fixed.items()
+        }
         self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > l2_bytes // 4
         self.scores_per_head = max(1, case.seq_q * case.seq_k)
         self._out_like = output = poisoned_output(inputs, case.computes)
@@ -132,8 +136,7 @@ class FreshData:
         """`count` calls at secret offsets, which write the outputs in a secret order."""
         targets = outs or self.outs
         starts = dict(zip(self._moved, self._views(self._shared), strict=True))
-        others = {} if self._descales is None else descale_keywords(self._descales)
-        inputs = self._like.with_parts({**starts, **others})
+        inputs = self._like.with_parts({**starts, **self._shared_fixed})
         first_views = self.candidate.views_of(inputs, targets[0], self._workspace_of)
         steps = RANGE_BYTES // OFFSET_BYTES
         elements = [OFFSET_BYTES // start.element_size() for start in starts.values()]
@@ -144,7 +147,7 @@ class FreshData:
             self._random.shuffle(order)
             out_of += order
         views: tuple[View, ...] = tuple(self.candidate.lending.lend(targets))
-        return Series(first_views, views, shifts, tuple(out_of[:count]), tuple(self._like.extra))
+        return Series(first_views, views, shifts, tuple(out_of[:count]), tuple(self._moved)[3:])
 
     def _workspace_of(self, size_bytes: int) -> torch.Tensor:
         """A workspace, [size_bytes] uint8, that the candidate sees; `redraw` fills it with NaN."""
@@ -177,8 +180,8 @@ class FreshData:
         """Copy the data to where the candidate sees them, and wait until they are there."""
         for private, shared in zip(self._private, self._shared, strict=True):
             shared.copy_(private)
-        for private, shared in zip(self._like.descales or (), self._descales or (), strict=True):
-            shared.copy_(private)
+        for name, private in self._fixed.items():
+            self._shared_fixed[name].copy_(private)
         synchronize(self.candidate.device)
 
     @functools.cached_property
@@ -201,9 +204,9 @@ class FreshData:
         for name, private, shared in zip(self._moved, self._private, self._shared, strict=True):
             if not torch.equal(bits_of(private), bits_of(shared)):
                 raise WrongResult("inputs", f"the kernel changed its input {name} while it was timed")
-        for name, private, shared in zip("qkv", self._like.descales or (), self._descales or (), strict=False):
-            if not torch.equal(bits_of(private), bits_of(shared)):
-                raise WrongResult("inputs", f"the kernel changed the descales of {name} while it was timed")
+        for name, private in self._fixed.items():
+            if not torch.equal(bits_of(private), bits_of(self._shared_fixed[name])):
+                raise WrongResult("inputs", f"the kernel changed its input {name} while it was timed")
 
     def inputs_of(self, series: Series, count: int, outs: list[torch.Tensor], place: Place) -> Inputs:
         """What the last of `count` calls that wrote an output read for one head, as private copies.
@@ -217,9 +220,8 @@ class FreshData:
             for start, shift in zip(self._views(self._private), series.shifts[last], strict=True)
         )
         batches, heads = (torch.tensor([index], device=q.device) for index in (place.batch, place.head))
-        extra = {
-            name: at_places(tensor, batches, heads).clone() for name, tensor in zip(series.moved, more, strict=True)
-        }
+        of_call = {**self._fixed, **dict(zip(series.moved, more, strict=True))}
+        extra = {name: at_places(of_call[name], batches, heads).clone() for name in self._like.extra}
         of_keys = place._replace(head=key_heads(self._like)[place.head])
         places = (place, of_keys, of_keys)
         q, k, v = (where.head_in(tensor).clone() for where, tensor in zip(places, (q, k, v), strict=True))
@@ -236,10 +238,15 @@ class FreshData:
     def unwritten(self, series: Series, count: int, outs: list[torch.Tensor]) -> Place | None:
         """The first head with a NaN, with which every output was filled."""
         for slot in sorted(set(series.out_of[:count])):
-            places = outs[slot].isnan().nonzero()  # [places, 4]
+            places = self.judged(outs[slot].isnan()).nonzero()  # [places, 4]
             if len(places):
                 return Place(slot, int(places[0, 0]), int(places[0, 1]))
         return None
+
+    def judged(self, places: torch.Tensor) -> torch.Tensor:
+        """The places of an output, [batch, heads, seq_q, dim] bool, without those in padding."""
+        padding = parts.padding(self._like)
+        return places if padding is None else places & ~padding.rows[..., None]
 
     def _views(self, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
         """What is elsewhere in each call, at the beginning of its buffer."""

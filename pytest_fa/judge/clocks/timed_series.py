@@ -166,7 +166,7 @@ class TimedSeries:
     def _unwritten(self, copies: Copies) -> Place | None:
         """A head that still has NaN with which outputs were filled.  On the CPU, all outputs are searched."""
         slot = self.series.out_of[copies.calls - 1]
-        places = is_poison(copies.last).nonzero()  # [places, 4]
+        places = self.data.judged(is_poison(copies.last)).nonzero()  # [places, 4]
         if len(places):
             return Place(slot, int(places[0, 0]), int(places[0, 1]))
         if self.data.candidate.device.type == "cpu":

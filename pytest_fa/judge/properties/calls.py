@@ -10,6 +10,8 @@ import random
 
 import torch
 
+from pytest_fa.attention.ragged import PART as RAGGED
+from pytest_fa.attention.ragged import with_lengths
 from pytest_fa.errors import UnsupportedCase, WrongResult
 from pytest_fa.gpu.device import synchronize
 from pytest_fa.gpu.graphs import CannotCapture
@@ -30,6 +32,19 @@ def new_data(subject: PropertySubject) -> None:
     others = subject.inputs(seed=1)
     _overwrite(inputs, others)
     subject.require_right("new_data", subject.call(inputs, out).clone(), others)
+
+
+def new_lengths(subject: PropertySubject) -> None:
+    """After the lengths are overwritten in place, a call gives the result for the new ones, and so does a replay."""
+    inputs, out = subject.visible_call(subject.inputs())
+    subject.call(inputs, out)
+    others = subject.inputs(seed=1)
+    others = with_lengths(others, {name: others.extra[name].flip(0) for name in RAGGED.words if name in others.extra})
+    _overwrite(inputs, others)
+    out.poison()
+    subject.require_right("new_lengths", subject.call(inputs, out).clone(), others)
+    if subject.device.type == "cuda":
+        _require_right_replay("new_lengths", subject, inputs, out, is_first_call=False)
 
 
 def new_shape(subject: PropertySubject) -> None:

@@ -175,9 +175,7 @@ def _require_right_in(name: str, subject: PropertySubject, move: Restride, words
 
 def _with_matrices(inputs: Inputs, move: Restride) -> Inputs:
     """The inputs with those tensors of parts moved that are no vectors, which are dense in each call."""
-    extra = {
-        name: tensor if parts.tensor_form(name).is_vector else move(tensor) for name, tensor in inputs.extra.items()
-    }
+    extra = {name: tensor if parts.tensor_form(name).vector else move(tensor) for name, tensor in inputs.extra.items()}
     return inputs._replace(extra=extra)
 
 

@@ -83,9 +83,17 @@ def test_tensors_of_parts_have_their_bits() -> None:
 )
 def test_tensors_have_their_dtype(word: str, dtype: str, size: int) -> None:
     """A mask has bytes of 0 and 1, a bias the dtype of Q or float32."""
-    content = plain_call._draw_tensor(np.random.default_rng(0), word, 1000, dtype)
+    case = parse_case(f"b1h2s64d64-{dtype}-seed0")
+    content = plain_call._draw_tensor(np.random.default_rng(0), word, 1000, case)
     assert len(content) == 1000 * size
     assert word != "attn_mask" or set(content) == {0, 1}
+
+
+def test_lengths_are_those_of_the_case() -> None:
+    """They are not random: a length past the end would be read."""
+    case = parse_case("b4h2s150d64-fp16-var2-seed0")
+    content = plain_call._draw_tensor(np.random.default_rng(0), "seqlens_q", 4, case)
+    assert np.frombuffer(content, dtype=np.int32).tolist() == [queries.seq_q for queries in case.sequences]
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

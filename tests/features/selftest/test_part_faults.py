@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from pytest_fa.attention import parts
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.properties import PROPERTIES, case_of_property
 from pytest_fa.features.selftest.faults import FAULTS, Fault, cases_of
 from pytest_fa.features.selftest.plugin import FOLDER
 from pytest_fa.judge.pipeline import run_case
@@ -81,6 +83,27 @@ CAUSES = {
     "scale_default": "the scale of the call is not used",
     "scale_of_padded": "the softmax scale is that of D = 128, not 64",
     "scale_twice": "the softmax scale is 0.04, not 0.2",
+    **dict.fromkeys(
+        (
+            "ragged_ignored",
+            "ragged_masks_scores_only",
+            "ragged_one_key_too_many",
+            "ragged_last_tile_whole",
+            "ragged_of_first",
+            "ragged_of_next",
+        ),
+        "NaN of the padding of K or V, at or behind seqlens_k",
+    ),
+    "ragged_last_key_lost": "of seqlens_k, the last one of each sequence is left out",
+    "ragged_whole_tiles": "of seqlens_k, they are rounded down to tiles of 64",
+    "ragged_queries_of_next": "the kernel never wrote",
+    "ragged_swapped": "the kernel never wrote",
+    "ragged_skips_empty": "the kernel never wrote batch 2 of 4",
+    "ragged_aligned_to_longest": "the mask is aligned to the last key of the longest sequence",
+    "ragged_zeroes_rows": "declare `conventions: {rows_past: zero}`",
+    "ragged_writes_rows": "rows at or behind seqlens_q are written",
+    "ragged_padding_in_lse": UNKNOWN,
+    "ragged_kept_lengths": "NaN of the padding of K or V",
 }
 VARIANTS = {
     name: variant
@@ -89,14 +112,16 @@ VARIANTS = {
 }
 
 
-def result_of(name: str, case: Case) -> CaseResult:
-    """The result of one case on the CPU."""
-    variant = VARIANTS[name]
-    return run_case(CaseJob(variant, case, None, "cpu", "same_precision", checks_output=True, time=False, repeats=0))
+def result_of(name: str, case: Case, property_name: str = "") -> CaseResult:
+    """The result of one case, or of a property, on the CPU."""
+    job = CaseJob(VARIANTS[name], case, None, "cpu", "same_precision", checks_output=True, time=False, repeats=0)
+    return run_case(msgspec.structs.replace(job, property_name=property_name or None))
 
 
 def wrong_results(name: str) -> Iterator[CaseResult]:
-    """The results of the cases of the self-test in which a kernel is wrong."""
+    """The results of the cases of the self-test, or of the property that rejects it, in which a kernel is wrong."""
+    if name in FAULTS and (check := FAULTS[name].caught_by) in PROPERTIES:
+        return iter([result_of(name, case_of_property(VARIANTS[name], check), check)])
     results = (result_of(name, case) for case in cases_of(name) if not VARIANTS[name].refuses(case))
     return (result for result in results if result.outcome != "ok")
 
@@ -104,7 +129,7 @@ def wrong_results(name: str) -> Iterator[CaseResult]:
 def test_every_kernel_is_listed() -> None:
     """Each wrong kernel has a cause here, and each part that changes the result has planted faults and their cases."""
     assert {*VARIANTS} - {TWIN} == {*CAUSES}
-    names = ("causal", "window", "head_dim_v", "scale", "softcap", "bias", "alibi", "mask", "sink", "layout")
+    names = ("causal", "window", "ragged", "head_dim_v", "scale", "softcap", "bias", "alibi", "mask", "sink", "layout")
     assert [*names] == [part.name for part in parts.PARTS if part.faults and part.selftest_shapes]
 
 
@@ -127,6 +152,10 @@ def test_the_twin_is_right() -> None:
         "mask_replaces_causal",
         "v_divided_first_64",
         "scale_twice",
+        "ragged_whole_tiles",
+        "ragged_zeroes_rows",
+        "ragged_padding_in_lse",
+        "ragged_kept_lengths",
     ),
 )
 def test_each_mistake_is_caught_and_gets_no_other_name(name: str) -> None:

@@ -23,7 +23,7 @@ NOOP = INCLUDE.parent / "builtin" / "noop" / "kernel.cu"
 HEADER = (INCLUDE / "fa_forward.h").read_text(encoding="utf-8")
 # The names of the bits, by the fields that they enable.
 BITS = {name: f"FA_{name.removesuffix('_slopes').upper()}" for name in FEATURES}
-TENSORS = ("sink", "alibi_slopes", "bias", "mask", "head_dim_v")
+TENSORS = ("sink", "alibi_slopes", "bias", "mask", "head_dim_v", "seqlens_q", "seqlens_k")
 EARLIER = Path(__file__).parents[2] / "recorded" / "earlier"
 # It copies its arguments, and says in `message` which window and which tensors it got.
 KERNEL = """\
@@ -37,9 +37,11 @@ extern "C" int fa_forward(const FaForwardArgs* args, cudaStream_t) {
   }
   if (TAKES_TENSORS) {
     const auto address = [](const void* pointer) { return int(reinterpret_cast<uintptr_t>(pointer)); };
-    snprintf(args->message, args->message_bytes, "sink %d, slopes %d, bias %d (%d), mask %d (%d), head_dim %d and %d",
+    snprintf(args->message, args->message_bytes,
+             "sink %d, slopes %d, bias %d (%d), mask %d (%d), head_dim %d and %d, lengths %d %d",
              address(copy.sink), address(copy.alibi_slopes), address(copy.bias), int(copy.bias_stride.dim),
-             address(copy.mask), int(copy.mask_stride.batch), int(copy.head_dim), int(copy.head_dim_v));
+             address(copy.mask), int(copy.mask_stride.batch), int(copy.head_dim), int(copy.head_dim_v),
+             address(copy.seqlens_q), address(copy.seqlens_k));
   }
 #endif
   return FA_OK;
@@ -99,7 +101,7 @@ def test_a_call_without_features_suits_kernels_of_all_ages(kernels: dict[str, Ca
     """It has the size that a kernel of the first header asks for, whatever lies behind it in memory."""
     rest = FULL * (OWN_SIZE - PLAIN_SIZE)
     answers = {age: call(PLAIN_SIZE, behind=rest, head_dim=64) for age, call in kernels.items()}
-    plain = "sink 0, slopes 0, bias 0 (0), mask 0 (0), head_dim 64 and 64"
+    plain = "sink 0, slopes 0, bias 0 (0), mask 0 (0), head_dim 64 and 64, lengths 0 0"
     assert answers == {**dict.fromkeys(kernels, (0, "")), "tensors": (0, plain)}
 
 
@@ -139,14 +141,23 @@ def test_no_kernel_ignores_a_tensor(kernels: dict[str, Call], name: str) -> None
 
 
 def test_a_kernel_gets_the_tensors(kernels: dict[str, Call]) -> None:
-    """Addresses, strides, and the head_dim of V, which is that of Q and K without its bit."""
+    """Addresses, strides, lengths, and the head_dim of V, which is that of Q and K without its bit."""
     strides = {"bias_stride": Strides(4, 3, 2, 1), "mask_stride": Strides(7, 0, 0, 1)}
     answer = kernels["tensors"](
-        OWN_SIZE, sink=16, alibi_slopes=32, bias=48, mask=64, head_dim=192, head_dim_v=128, **strides
+        OWN_SIZE,
+        sink=16,
+        alibi_slopes=32,
+        bias=48,
+        mask=64,
+        head_dim=192,
+        head_dim_v=128,
+        seqlens_q=80,
+        seqlens_k=96,
+        **strides,
     )
-    assert answer == (0, "sink 16, slopes 32, bias 48 (1), mask 64 (7), head_dim 192 and 128")
+    assert answer == (0, "sink 16, slopes 32, bias 48 (1), mask 64 (7), head_dim 192 and 128, lengths 80 96")
     one = kernels["tensors"](OWN_SIZE, mask=64, mask_stride=Strides(7, 0, 0, 1), head_dim=192)
-    assert one == (0, "sink 0, slopes 0, bias 0 (0), mask 64 (7), head_dim 192 and 192")
+    assert one == (0, "sink 0, slopes 0, bias 0 (0), mask 64 (7), head_dim 192 and 192, lengths 0 0")
 
 
 @pytest.mark.parametrize("name", FEATURES)

@@ -126,6 +126,20 @@ def test_tensors_of_parts_have_their_bits(bound: Bound) -> None:
     assert (args.features, args.bias, args.mask_stride.batch, args.mask_stride.head) == (64, None, 0, 15)
 
 
+def test_lengths_have_their_bits(bound: Bound) -> None:
+    """A kernel gets the addresses of int32 lengths; others are refused by name."""
+    q, k, v, out = tensors()
+    of_queries, of_keys = (torch.tensor(lengths, dtype=torch.int32) for lengths in ([3, 1], [0, 5]))
+    bound.forward(q, k, v, scale=1.0, out=out, seqlens_q=of_queries, seqlens_k=of_keys)
+    args = bound.last()
+    assert args.features == 256 | 512
+    assert [args.seqlens_q, args.seqlens_k] == [of_queries.data_ptr(), of_keys.data_ptr()]
+    with pytest.raises(TypeError, match="seqlens_k must be int32"):
+        bound.forward(q, k, v, scale=1.0, out=out, seqlens_k=torch.tensor([0, 5]))
+    with pytest.raises(ValueError, match=r"seqlens_k is \[3\]: axis 0 must be 2"):
+        bound.forward(q, k, v, scale=1.0, out=out, seqlens_k=torch.tensor([0, 5, 5], dtype=torch.int32))
+
+
 def test_v_may_have_another_head_dim(bound: Bound) -> None:
     """Then the output has it, too; a V like Q and K has no bit."""
     q, k, v, out = tensors()

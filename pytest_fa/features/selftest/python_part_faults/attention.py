@@ -14,6 +14,7 @@ WIDTH = 64  # columns of V that a kernel for head_dim 64 computes
 PADDED_HEAD_DIM = 128
 LOWEST = -1e30  # replaces a maximum of -inf: exp(-inf - LOWEST) = 0
 LOWEST_BIAS = -1e4  # in place of -inf
+KEPT = {}  # by address, lengths as they were at the first call
 NO_MASK = ("mask_ignored", "mask_added", "mask_in_pv_only", "bias_times_mask")  # whose scores are those of all keys
 
 
@@ -31,6 +32,8 @@ def forward(
     alibi_slopes=None,  # [heads], as the sink
     attn_mask=None,
     sink=None,
+    seqlens_q=None,  # [batch], as the other one
+    seqlens_k=None,
     out=None,
     lse=None,
     FAULT="NONE",
@@ -39,15 +42,18 @@ def forward(
     group, is_bshd = q.shape[1] // k.shape[1], q.stride(1) < q.stride(2)
     bias, mask = (read(FAULT, *each, group, is_bshd=is_bshd) for each in (("bias", attn_bias), ("mask", attn_mask)))
     slopes, sink = (read_vector(FAULT, *each, group) for each in (("alibi", alibi_slopes), ("sink", sink)))
+    queries, keys = find_lengths(FAULT, seqlens_q, seqlens_k, q.shape[2], k.shape[2])
+    aligned = k.shape[2] - q.shape[2] if FAULT == "ragged_aligned_to_longest" else keys - queries
 
     s = q.float() @ k.float().repeat_interleave(group, 1).transpose(2, 3) * find_scale(FAULT, scale, q, v)
     added = {
         "bias": find_bias(FAULT, bias, mask, scale),
-        "alibi": find_alibi(FAULT, slopes, s, scale),
+        "alibi": find_alibi(FAULT, slopes, s, scale, aligned),
         "mask": mask if FAULT == "mask_added" else None,
     }
     hidden = {
-        "window": hidden_by_position(FAULT, s, causal, window_left, window_right, has_mask=mask is not None),
+        "window": hidden_by_position(FAULT, s, aligned, causal, window_left, window_right, has_mask=mask is not None),
+        "ragged": hidden_by_lengths(s, keys),
         "mask": hidden_by_mask(FAULT, mask, has_bias=bias is not None),
     }
     uncapped = changed(FAULT, s, added, hidden, before_cap=False)
@@ -68,7 +74,7 @@ def forward(
 
     if FAULT == "mask_in_pv_only" and mask is not None:
         p = p.masked_fill(~mask, 0.0)
-    values = read_values(FAULT, k, v).float().repeat_interleave(group, 1)
+    values = read_values(FAULT, k, v, keys).float().repeat_interleave(group, 1)
     o = p.to(q.dtype).float() @ values
     if FAULT == "sink_has_value":
         o = o + of_sink * values[:, :, :1]
@@ -79,8 +85,54 @@ def forward(
     if FAULT == "v_first_64":
         result[..., WIDTH:] = 0
     if lse is not None:
-        lse.copy_(find_lse(FAULT, m + row_sum.log(), uncapped, s, bias)[..., 0])
-    return result.to(q.dtype) if out is None else out.copy_(result)
+        lse.copy_(find_lse(FAULT, m + row_sum.log(), uncapped, s, bias, keys)[..., 0])
+    return write(FAULT, result.to(q.dtype), out, queries, keys)
+
+
+def write(FAULT, result, out, queries, keys):
+    """Return the output; write it into `out` if that is given, without the rows that belong to no query."""
+    if out is None:
+        return result
+    row = torch.arange(result.shape[2], device=result.device)[:, None]
+    is_written = row < queries if isinstance(queries, torch.Tensor) else row >= 0  # [batch or 1, 1, seq_q, 1]
+    if FAULT == "ragged_zeroes_rows":
+        out.masked_fill_(~is_written, 0.0)
+    if FAULT == "ragged_writes_rows":
+        is_written = row >= 0
+    if FAULT == "ragged_skips_empty" and isinstance(keys, torch.Tensor):
+        is_written = is_written & (keys > 0)
+    return out.copy_(torch.where(is_written, result, out))
+
+
+def find_lengths(FAULT, of_queries, of_keys, seq_q, seq_k):
+    """Return the numbers of queries and keys of each sequence that the kernel counts, [batch, 1, 1, 1], or for all."""
+    if of_keys is None:
+        return seq_q, seq_k
+    if FAULT == "ragged_kept_lengths":
+        of_keys = KEPT.setdefault(of_keys.data_ptr(), of_keys.clone())
+    if FAULT == "ragged_swapped" and of_queries is not None:
+        of_queries, of_keys = of_keys.clamp_max(seq_q), of_queries.clamp_max(seq_k)
+    queries = seq_q if of_queries is None else of_queries[:, None, None, None]
+    keys = of_keys[:, None, None, None]
+    if FAULT == "ragged_queries_of_next" and of_queries is not None:
+        queries = queries.roll(-1, 0)
+    changes = {
+        "ragged_ignored": lambda: keys.clamp_min(seq_k),
+        "ragged_last_key_lost": lambda: (keys - 1).clamp_min(0),
+        "ragged_one_key_too_many": lambda: (keys + 1).clamp_max(seq_k),
+        "ragged_whole_tiles": lambda: keys // TILE * TILE,
+        "ragged_last_tile_whole": lambda: ((keys + TILE - 1) // TILE * TILE).clamp_max(seq_k),
+        "ragged_of_first": lambda: keys[:1].expand_as(keys),
+        "ragged_of_next": lambda: keys.roll(-1, 0),
+    }
+    return queries, changes[FAULT]() if FAULT in changes else keys
+
+
+def hidden_by_lengths(s, keys):
+    """Return the keys that are padding, [batch or 1, 1, 1, seq_k]."""
+    if not isinstance(keys, torch.Tensor):
+        return None
+    return torch.arange(s.shape[3], device=s.device) >= keys
 
 
 def read(FAULT, name, tensor, group, *, is_bshd=False):
@@ -112,8 +164,10 @@ def taken_for_dense(tensor):
     return own.repeat(-(-tensor.numel() // own.numel()))[: tensor.numel()].view(tensor.shape)
 
 
-def read_values(FAULT, k, v):
-    """Return V as the kernel reads it."""
+def read_values(FAULT, k, v, keys):
+    """Return V as the kernel reads it; padding, which may be NaN, is 0."""
+    if isinstance(keys, torch.Tensor) and FAULT != "ragged_masks_scores_only":
+        v = v.masked_fill(torch.arange(v.shape[2], device=v.device)[:, None] >= keys, 0.0)
     if FAULT == "v_rows_of_k" and v.shape[3] > k.shape[3]:
         return v.as_strided(v.shape, (*v.stride()[:2], k.shape[3], 1), v.storage_offset())
     return v
@@ -139,15 +193,15 @@ def hidden_by_mask(FAULT, mask, *, has_bias):
     return mask if FAULT == "mask_inverted" else ~mask
 
 
-def hidden_by_position(FAULT, s, causal, left, right, *, has_mask):
-    """Return the keys that are hidden by the causal mask and the window, [seq_q, seq_k]."""
+def hidden_by_position(FAULT, s, aligned, causal, left, right, *, has_mask):
+    """Return the keys that are hidden by the causal mask and the window, [batch or 1, 1, seq_q, seq_k]."""
     if has_mask and FAULT == "mask_replaces_causal":
         causal = "none"
     if has_mask and FAULT == "window_lost_with_mask":
         left = right = None
     rows, keys = s.shape[2:]
     row, key = torch.arange(rows, device=s.device)[:, None], torch.arange(keys, device=s.device)
-    own = row + keys - rows
+    own = row + aligned
     hidden = key < torch.zeros_like(row)
     if causal != "none":
         hidden = key > (row if causal == "top_left" else own)
@@ -175,12 +229,12 @@ def find_bias(FAULT, bias, mask, scale):
     return bias
 
 
-def find_alibi(FAULT, slopes, s, scale):
-    """Return what ALiBi adds to the scores, [1, heads, seq_q, seq_k]."""
+def find_alibi(FAULT, slopes, s, scale, aligned):
+    """Return what ALiBi adds to the scores, [batch or 1, heads, seq_q, seq_k]."""
     if slopes is None or FAULT == "alibi_ignored":
         return None
     (heads, rows, keys), device = s.shape[1:], s.device
-    own = torch.arange(rows, device=device)[:, None] + (0 if FAULT == "alibi_first_key" else keys - rows)
+    own = torch.arange(rows, device=device)[:, None] + (0 if FAULT == "alibi_first_key" else aligned)
     distance = own - torch.arange(keys, device=device)
     if FAULT != "alibi_signed":
         distance = distance.abs()
@@ -231,12 +285,14 @@ def find_sink(FAULT, sink, s, scale, cap, window_left):
     return sink * {"sink_scaled": scale, "sink_in_base_2": math.log(2)}.get(FAULT, 1.0)
 
 
-def find_lse(FAULT, right, uncapped, s, bias):
+def find_lse(FAULT, right, uncapped, s, bias, keys):
     """Return the log-sum-exp, [batch, heads, seq_q, 1]."""
     if FAULT == "sink_not_in_lse":
         return s.logsumexp(-1, keepdim=True)
     if FAULT == "sink_not_in_empty_rows":
         return right.masked_fill(s.amax(-1, keepdim=True) == -math.inf, -math.inf)
+    if FAULT == "ragged_padding_in_lse" and isinstance(keys, torch.Tensor):  # each key of it has a score of 0
+        return torch.logaddexp(right, (s.shape[3] - keys).float().log())
     if FAULT == "cap_not_in_lse":
         return uncapped.logsumexp(-1, keepdim=True)
     if FAULT == "bias_not_in_lse" and bias is not None:

@@ -117,8 +117,9 @@ def _forget(modules: dict[str, Any], ours: frozenset[str]) -> None:
 
 
 def _of_kind(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A part's tensor, which came in float64, as a function gets it: numbers in float64, masks as bool."""
-    return tensor.bool() if extra_dtype(name, tensor.dtype) == torch.bool else tensor
+    """A part's tensor, which came in float64, as a function gets it: only numbers stay in float64."""
+    dtype = extra_dtype(name, tensor.dtype)
+    return tensor if dtype.is_floating_point else tensor.to(dtype)
 
 
 def _call(
