@@ -1,0 +1,90 @@
+"""The rung with windows and attention sinks, emulated on the CPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.claims import claim_cases
+from pytest_fa.gpu.inputs import make_inputs
+from tests.emulator.conftest import Build, complaints
+from tests.emulator.emulated import Schedule
+from tests.tiers import nightly_after, nightly_but
+
+pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
+
+RUNG = "swizzle_window"
+SHAPES = (
+    "b2h4s70d64-fp16-win37_21-kv2-sk200-sink-bshd",
+    "b1h6s150d64-fp16-causal_br-kv2-sk77-sink",  # the first queries see nothing but the sink, which one head lacks
+    "b1h2s70d64-fp16-winm8_57-sk200",  # the last queries see no key
+    "b1h2s70d64-fp16-win0_0",  # a side of 0 is not an open one
+    "b1h2s1d64-fp16-win127_0-sk333",
+    "b1h2s130d64-fp16-win64_0-sk200",  # a window begins with a key tile
+    "b1h2s70d64-fp16-win9_21-sk30",
+    "b1h2s130d64-fp16-wino_5-sk200",
+    "b1h2s130d64-fp16-win20_o-sk200",
+    "b1h2s130d64-fp16-winm100_o-sk200-sink",  # the last two blocks see no key
+    "b1h2s70d64-fp16-win200_m70-sk333",
+    "b1h2s70d64-fp16-win5_5-sk0-sink",
+    "b1h2s70d64-fp16-win2147483647_0-sk100",
+    "b1h2s70d64-fp16-winm2147483647_2147483647-sk100-sink",
+    "b1h2s70d64-fp16-win37_0-sk100-scale0-sink",
+    "b1h2s70d64-fp16-win37_0-sk100-scalem0p7-sink",
+    "b1h6s70d64-fp16-causal-kv2-sk200-sink",
+    "b2h4s70d128-fp16-win37_21-kv2-sk200-sink-bshd",
+    "b1h2s70d128-fp16-winm8_57-sk200",
+)
+TILES = ((32, 16, 3), (128, 32, 2), (16, 64, 2), (32, 48, 4))  # queries, keys, stages
+MISTAKES = {
+    "wrong_window_begin_not_masked": "b1h2s70d64-fp16-win37_0-sk200",
+    "wrong_window_begin_too_late": "b1h2s70d64-fp16-win37_0-sk200",
+    "wrong_window_sink_not_in_max": "b1h6s70d64-fp16-kv2-sink",
+}
+
+
+@pytest.mark.parametrize("shape", nightly_after(3, SHAPES))
+def test_it_is_right(build: Build, shape: str) -> None:
+    """Output and log-sum-exp are right, also in rows without keys."""
+    assert complaints(build(RUNG, parse_case(f"{shape}-seed0").head_dim), shape, Schedule()) == []
+
+
+def test_hidden_tiles_are_not_read(build: Build) -> None:
+    """NaN in key tiles that no query sees changes no bit: 64 queries see keys of the tiles 5 to 8 of 10."""
+    case = parse_case("b1h1s64d64-fp16-win200_m100-sk640-seed0")
+    inputs, kernel = make_inputs(case, torch.device("cpu")), build(RUNG, 64)
+    expected = kernel(case, inputs, Schedule())
+    for tensor in (inputs.k, inputs.v):
+        tensor[:, :, : 5 * 64] = tensor[:, :, 9 * 64 :] = math.nan
+    assert all(map(torch.equal, kernel(case, inputs, Schedule()), expected))
+
+
+@pytest.mark.parametrize("name", nightly_but(MISTAKES, "wrong_window_begin_too_late"))
+def test_each_mistake_is_found(build: Build, name: str) -> None:
+    """A kernel with one mistake is wrong where the rung is right."""
+    shape = MISTAKES[name]
+    assert complaints(build(RUNG, 64), shape, Schedule()) == []
+    assert complaints(build(name), shape, Schedule()) != []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("tile", TILES)
+def test_it_is_right_with_other_tiles(build: Build, tile: tuple[int, int, int]) -> None:
+    """So it is with smaller and larger tiles and more stages, and in any order of copies."""
+    kernel = build(RUNG, 64, **dict(zip(("BLOCK_M", "BLOCK_N", "STAGES"), tile, strict=True)))
+    shapes = [shape for shape in SHAPES if "d64" in shape]
+    schedules = [Schedule(number, early=number % 3 / 2) for number in range(len(shapes))]
+    found = {shape: complaints(kernel, shape, schedule) for shape, schedule in zip(shapes, schedules, strict=True)}
+    assert found == {shape: [] for shape in shapes}
+
+
+@pytest.mark.nightly
+def test_each_claim_is_right(build: Build) -> None:
+    """The cases of a default run are right, which have any two of the claims."""
+    kernel = build(RUNG, dtypes=("fp16", "bf16"))
+    cases = claim_cases(kernel.variant, ())
+    found = {case.id: complaints(kernel, case.shape_id, Schedule()) for case in cases}
+    assert (found, len(cases) > len(SHAPES)) == ({case.id: [] for case in cases}, True)
