@@ -115,12 +115,15 @@ def entry_line(entry: Entry, parameters: Iterable[inspect.Parameter]) -> str:
     word_of = _word_of()
     positional: list[str] = []
     keywords: list[str] = []
+    is_left_out = False  # after a parameter that keeps its default, others are passed by name
     for parameter in parameters:
         word = word_of.get(parameter.name)
-        if word and parameter.kind in _POSITIONAL and not keywords:
+        if word and parameter.kind in _POSITIONAL and not keywords and not is_left_out:
             positional.append(word)
         elif parameter.kind not in VARIADIC and (word or parameter.default is parameter.empty):
             keywords.append(f"{parameter.name}: {word or _switched_off(parameter) or 'VALUE'}")
+        else:
+            is_left_out = True
     call = [f"arguments: [{', '.join(positional)}]"]
     call += [f"keywords: {{{', '.join(keywords)}}}"] if keywords else []
     return f'entry: {{target: "{entry.target}", call: {{{", ".join(call)}}}}}'

@@ -31,6 +31,7 @@ FUNCTIONS: dict[str, Any] = {}
 exec(  # noqa: S102  # so that no function has unused arguments
     """
 def flash(q, k, v, softmax_scale=None, is_causal=False): pass
+def after_dropout(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False): pass
 def with_block(query, key, value, block, *, causal): pass
 def with_dropout(query, key, value, dropout_p, sinks, *, causal): pass
 def three(q, k, v): pass
@@ -48,6 +49,7 @@ LIBRARY: Any = torch.library.Library
     ("function", "line"),
     [
         ("flash", "arguments: [q, k, v, scale, causal]"),
+        ("after_dropout", "arguments: [q, k, v], keywords: {softmax_scale: scale, causal: causal}"),
         ("with_block", "arguments: [q, k, v], keywords: {block: VALUE, causal: causal}"),
         ("three", "arguments: [q, k, v]"),
         ("into_out", "arguments: [q, k, v, out]"),
