@@ -81,6 +81,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cases: Annotated[tuple[str, ...], FEW] | None = None
     target: str | None = None
     context: str | None = None
+    call: Call | None = None
     step: str | None = None
     parent: str | None = None
     because: str | None = None
@@ -253,7 +254,7 @@ def _with_claims(data: Any) -> Any:  # noqa: ANN401  # any YAML value
 
 def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Path) -> Variant:
     folder, supports = path.parent, member.supports or manifest.supports
-    changes = {key: value for key in ("target", "context") if (value := getattr(member, key)) is not None}
+    changes = {key: value for key in ("target", "context", "call") if (value := getattr(member, key)) is not None}
     entry = msgspec.structs.replace(manifest.entry, **changes)
     if problem := entry_problem(entry, supports, folder, manifest.computes) or _include_problem(manifest, folder):
         raise ManifestError(f"{path}: {problem}")
@@ -351,8 +352,8 @@ def _instantiations(listed: tuple[str, ...] | None, supports: Supports) -> tuple
 
 _STRUCTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     (r"\$\.(variants\[\.\.\.\]\.)?entry", Entry),
-    (r"\$\.entry\.call", Call),
-    (r"\$\.entry\.call\.(arguments|keywords)\[.*\]", Constant),
+    (r"\$\.(variants\[\.\.\.\]|entry)\.call", Call),
+    (r"\$\.(variants\[\.\.\.\]|entry)\.call\.(arguments|keywords)\[.*\]", Constant),
     (r"\$\.(variants\[\.\.\.\]\.)?supports", Supports),
     (r"\$\.(variants\[\.\.\.\]\.)?limits", Limits),
     (r"\$\.(variants\[\.\.\.\]\.)?limits\.instructions\[\.\.\.\]", InstructionLimit),
@@ -417,7 +418,7 @@ def _not_judged(text: str, where: str, data: Any) -> str | None:  # noqa: ANN401
 def _not_judged_value(where: str, key: str, value: str, data: Any) -> str | None:  # noqa: ANN401  # any YAML value
     """The answer to a value at a place, or to the keyword that has it."""
     place = _with_keyword(key, value, data)
-    keyword = place.removeprefix("entry.call.keywords.")
+    keyword = place.rpartition(".call.keywords.")[2]
     row = (recognised(keyword) if keyword != place else None) or recognised(value)
     if row is None:
         return None
@@ -430,10 +431,11 @@ def _not_judged_value(where: str, key: str, value: str, data: Any) -> str | None
 
 def _with_keyword(key: str, value: str, data: Any) -> str:  # noqa: ANN401  # any YAML value
     """The place of a value, with the name of a call's keyword in place of `[...]`."""
-    if key != "entry.call.keywords[...]":
+    place = key.removesuffix("[...]")
+    if not place.endswith("call.keywords"):
         return key
-    keywords = data["entry"]["call"]["keywords"]
-    return f"entry.call.keywords.{next(name for name, given in keywords.items() if given == value)}"
+    mappings = (words for words in wrong_values(data, f"$.{place}") if isinstance(words, dict))
+    return f"{place}.{next(name for words in mappings for name, given in words.items() if given == value)}"
 
 
 def _field(where: str) -> str:

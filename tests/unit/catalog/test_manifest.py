@@ -258,6 +258,27 @@ def test_members_may_share_a_target_and_differ_in_context(write_variant: WriteVa
     assert expected == [(each.entry.target, each.entry.context) for each in variants]
 
 
+CALLS = """\
+entry: {target: "module:one", call: {arguments: [q, k, v]}}
+variants:
+  plain: {}
+  masked: {call: {keywords: {hidden: WORD}}, supports: {mask: true}, conventions: {mask_true: hides}}
+"""
+
+
+def test_members_may_be_called_in_other_ways(write_variant: WriteVariant) -> None:
+    """A member's `call` replaces that of the folder's entry."""
+    variants = read(write_variant("thing", manifest=CALLS.replace("WORD", "attn_mask")))
+    expected = [("plain", Call()), ("masked", Call(keywords={"hidden": "attn_mask"}))]
+    assert expected == [(each.name, each.entry.call) for each in variants]
+
+
+def test_a_wrong_word_in_the_call_of_a_member_is_named(write_variant: WriteVariant) -> None:
+    """The message has the keyword and what is allowed."""
+    with pytest.raises(ManifestError, match=r"variants\[...\].call.keywords.hidden is 'masks'; allowed: q, k, v, "):
+        read(write_variant("thing", manifest=CALLS.replace("WORD", "masks")))
+
+
 # -- what is wrong ----------------------------------------------------------------------------------------------------
 
 
