@@ -20,13 +20,13 @@ import torch
 from pytest_fa.attention import parts
 from pytest_fa.attention.scores import Computes
 from pytest_fa.build.extension import MODULE_NAME
-from pytest_fa.build.keys import file_hash
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.build.target import native_arch
 from pytest_fa.candidate.adapter import adapted
 from pytest_fa.candidate.cuda_forward import Allocate, CudaForward
 from pytest_fa.candidate.forward import Forward
 from pytest_fa.candidate.more_outputs import taking_outputs
+from pytest_fa.candidate.operators import installed_operator, load_operators, neighbours, operator_of
 from pytest_fa.candidate.signature import defines_problem, signature_problem
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.select import select_variants
@@ -95,10 +95,11 @@ def load_forward(
     tensors of attention or of scores.
     """
     if variant.entry.kind == "python":
-        function = _with_defines(_import_attribute(variant, "target"), variant)
+        function = _with_defines(_python_function(variant), variant)
         if problem := signature_problem(function, variant.entry, variant.passed, Path(variant.folder)):
             raise FaError(f"{variant.name}: entry.target {variant.entry.target!r}: {problem}")
-        return _adapt_if_declared(function, variant)
+        forward = _adapt_if_declared(function, variant)
+        return _translate_refusals(forward) if variant.entry.is_operator else forward
     if library is None:
         raise BuildError(f"{variant.name} has no library; build it first, for example with `build_library`")
     if variant.entry.kind == "torch":
@@ -149,7 +150,7 @@ def _adapt_if_declared(function: Callable[..., Any], variant: Variant) -> Forwar
 
 
 def _translate_refusals(forward: Forward) -> Forward:
-    """Wrap an extension's function so that a failed TORCH_CHECK raises `UnsupportedCase`.
+    """Wrap an extension's or operator's function so that a failed TORCH_CHECK raises `UnsupportedCase`.
 
     TORCH_CHECK raises a plain RuntimeError.  CUDA errors, which also are RuntimeErrors, are passed on unchanged.
     """
@@ -166,6 +167,16 @@ def _translate_refusals(forward: Forward) -> Forward:
     return translated
 
 
+def _python_function(variant: Variant) -> Callable[..., Any]:
+    """The function that `entry.target` names, in a module or as an operator.  Raises `FaError` if there is none."""
+    entry = variant.entry
+    if not entry.is_operator:
+        function: Callable[..., Any] = _import_attribute(variant, "target")
+        return function
+    where = f"{variant.name}: entry.target {entry.target!r}"
+    return installed_operator(entry.target, entry.libraries, Path(variant.folder), where)
+
+
 def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
     """The function `entry.target` of the extension's module, or the operator `namespace::name` that it registers.
 
@@ -175,10 +186,9 @@ def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
     name, target = library.with_name(MODULE_NAME).read_text(encoding="utf-8"), variant.entry.target
     where = f"{variant.name}: entry.target {target!r}"
     try:
-        if "::" in target:
-            _load_operators(target, library, where)
-            namespace, _, operator = target.partition("::")
-            return getattr(getattr(torch.ops, namespace), operator)  # type: ignore[no-any-return]
+        if variant.entry.is_operator:
+            load_operators(target, library, where)
+            return operator_of(target)
         spec = importlib.util.spec_from_file_location(name, library)
         assert spec is not None and spec.loader is not None  # noqa: S101, PT018  # the path ends in .so
         module = importlib.util.module_from_spec(spec)
@@ -187,7 +197,7 @@ def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
         hint = f"; write `{MODULE_LINE.format(target)}`" if "PyInit_" in str(problem) else ""
         raise FaError(f"{where}: the extension cannot be loaded: {problem}{hint}") from problem
     except AttributeError as problem:
-        raise FaError(f"{where}: the extension registers no operator of this name{_operators(target)}") from problem
+        raise FaError(f"{where}: the extension registers no operator of this name{_neighbours(target)}") from problem
     if not hasattr(module, target):
         public = ", ".join(each for each in dir(module) if not each.startswith("_")) or "nothing"
         line = f"write `{MODULE_LINE.format(target)}`, or another entry.target"
@@ -196,31 +206,10 @@ def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
     return function
 
 
-def _operators(target: str) -> str:
-    """The operators that are registered in the namespace of `target`, and the line that registers it."""
+def _neighbours(target: str) -> str:
+    """The operators beside a missing one, and the line that registers it."""
     namespace, _, operator = target.partition("::")
-    names = sorted({name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()})  # noqa: SLF001  # no other way
-    registered = ", ".join(name for name in names if name.startswith(f"{namespace}::")) or "none"
-    line = OPERATOR_LINE.format(namespace, operator)
-    return f" (in namespace {namespace}: {registered}); write `{line}`, or another entry.target"
-
-
-# What registered operators, by its hash and by operator; PyTorch keeps both for the whole process.
-_loaded: dict[str, Path] = {}
-_registered: dict[str, Path] = {}
-
-
-def _load_operators(target: str, library: Path, where: str) -> None:
-    """Load a library that registers operators, unless a copy of it is loaded: variants may share a build.
-
-    Raises `FaError` if another build has registered the operator: PyTorch would terminate the process.
-    """
-    first_copy = _loaded.setdefault(file_hash(str(library)) or str(library), library)
-    if (registered_by := _registered.setdefault(target, first_copy)) != first_copy:
-        raise FaError(
-            f"{where}: {registered_by} has already registered this operator in this process; PyTorch allows it once"
-        )
-    torch.ops.load_library(str(first_copy))  # type: ignore[no-untyped-call]
+    return f" ({neighbours(target)}); write `{OPERATOR_LINE.format(namespace, operator)}`, or another entry.target"
 
 
 def _import_attribute(variant: Variant, field: str) -> Any:  # noqa: ANN401  # any callable

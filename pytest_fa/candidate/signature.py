@@ -10,6 +10,7 @@ from typing import Any
 from pytest_fa.attention import parts
 from pytest_fa.attention.not_judged import recognised, written
 from pytest_fa.candidate.adapter_lines import NAME, VARIADIC, adapter_for, needs_adapter
+from pytest_fa.candidate.operators import signature_of
 from pytest_fa.catalog.variant import Call, Entry
 
 # Names that functions of attention libraries have for what is passed.
@@ -33,7 +34,7 @@ def signature_problem(
     A function without a readable signature, such as one of a C extension, is not compared.
     """
     try:
-        signature = inspect.signature(function)
+        signature = signature_of(function)
     except (TypeError, ValueError):
         return None
     call = entry.call
@@ -126,7 +127,8 @@ def entry_line(entry: Entry, parameters: Iterable[inspect.Parameter]) -> str:
             is_left_out = True
     call = [f"arguments: [{', '.join(positional)}]"]
     call += [f"keywords: {{{', '.join(keywords)}}}"] if keywords else []
-    return f'entry: {{target: "{entry.target}", call: {{{", ".join(call)}}}}}'
+    libraries = f", libraries: [{', '.join(entry.libraries)}]" if entry.libraries else ""
+    return f'entry: {{target: "{entry.target}"{libraries}, call: {{{", ".join(call)}}}}}'
 
 
 def _arguments(call: Call | None) -> list[str]:

@@ -13,8 +13,13 @@ from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.grammar import path_problem, real_path_problem
 from pytest_fa.catalog.variant import Entry, EntryKind, Supports
 
-FORMS: dict[EntryKind, str] = {"python": r"[\w.]+:\w+", "torch": r"\w+(::\w+)?"}
-EXAMPLES: dict[EntryKind, str] = {"python": "'package.module:function'", "torch": "'function' or 'namespace::operator'"}
+FUNCTION, IN_A_MODULE = r"[\w.]+:\w+", "'package.module:function'"
+# The forms of `target`, and examples.
+FORMS: dict[EntryKind, str] = {"python": rf"{FUNCTION}|\w+::\w+", "torch": r"\w+(::\w+)?"}
+EXAMPLES: dict[EntryKind, str] = {
+    "python": f"{IN_A_MODULE} or 'namespace::operator'",
+    "torch": "'function' or 'namespace::operator'",
+}
 # The kinds that a key is allowed for; keys that are not listed are allowed for all kinds.
 KINDS_OF: dict[str, tuple[EntryKind, ...]] = {
     "target": ("torch", "python"),
@@ -23,6 +28,7 @@ KINDS_OF: dict[str, tuple[EntryKind, ...]] = {
     "include": ("cuda", "torch"),
     "cflags": ("torch",),
     "ldflags": ("torch",),
+    "libraries": ("python",),
     "call": ("torch", "python"),
 }
 SOURCE_SUFFIXES = (".cu", ".cpp", ".cc", ".cxx", ".c")
@@ -40,13 +46,21 @@ def _problems(entry: Entry, supports: Supports, folder: Path, computes: Computes
     yield from _source_problems(entry, folder)
     for key in ("target", "context") if entry.kind in FORMS else ():
         value = getattr(entry, key)
-        if not re.fullmatch(FORMS[entry.kind], value, re.ASCII) and (value or key == "target"):
-            yield f"entry.{key} is {value!r}; for kind {entry.kind}, the form is {EXAMPLES[entry.kind]}"
+        form, example = (FORMS[entry.kind], EXAMPLES[entry.kind]) if key == "target" else (FUNCTION, IN_A_MODULE)
+        if not re.fullmatch(form, value, re.ASCII) and (value or key == "target"):
+            yield f"entry.{key} is {value!r}; for kind {entry.kind}, the form is {example}"
         module, _, name = value.partition(":")
         if entry.kind == "python" and module.endswith(".py"):
             yield f"entry.{key} is {value!r}, but a module has no .py; write `{module.removesuffix('.py')}:{name}`"
+    yield from _library_problems(entry)
     yield from _call_problems(entry, supports, computes)
     yield from _interface_problems(entry, supports)
+
+
+def _library_problems(entry: Entry) -> Iterator[str]:
+    if entry.libraries and not entry.is_operator:
+        yield f"entry.libraries is for an operator, but entry.target is {entry.target!r}; write 'namespace::operator'"
+    yield from filter(None, (path_problem("entry.libraries has", each, of_extension=True) for each in entry.libraries))
 
 
 def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:

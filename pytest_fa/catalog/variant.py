@@ -150,14 +150,19 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.returns if word == "out" else None
 
 
+def is_shared_object(library: str) -> bool:
+    """Whether a library of an entry is a file; others are modules."""
+    return ".so" in library
+
+
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a variant is built and called: one of three kinds.
 
     `cuda`: a CUDA source that exports `fa_forward`.  `torch`: a PyTorch extension compiled from `sources`; its module
     has the function `target`, or it registers the operator `target` (`namespace::name`).  `python`: the callable
-    `target` (`module:function`).  `include` are folders of headers, for `cuda` and `torch`.  `context` names a context
-    manager that is entered once around all calls of the variant, such as one that selects an SDPA backend, so that no
-    call includes its cost.
+    `target` (`module:function`), or an operator that the last of `libraries`, or torch, registers.  `include` are
+    folders of headers, for `cuda` and `torch`.  `context` names a context manager that is entered once around all calls
+    of the variant, such as one that selects an SDPA backend, so that no call includes its cost.
     """
 
     kind: EntryKind = "cuda"
@@ -168,7 +173,13 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include: Annotated[tuple[str, ...], FEW] = ()
     cflags: Annotated[tuple[str, ...], FEW] = ()
     ldflags: Annotated[tuple[str, ...], FEW] = ()
+    libraries: Annotated[tuple[str, ...], FEW] = ()
     call: Call | None = None
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether `target` is an operator of torch's registry."""
+        return "::" in self.target
 
     @property
     def has_cuda_sources(self) -> bool:

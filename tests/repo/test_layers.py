@@ -274,7 +274,12 @@ def needs_no_torch(path: Path) -> bool:
 
 
 TORCH_FREE = [path for path in LAYERED if needs_no_torch(path)]
-IMPORTS_BY_NAME = ("pytest_fa.candidate.module", "pytest_fa.feature", "pytest_fa.features.ncu.report_module")
+IMPORTS_BY_NAME = (
+    "pytest_fa.candidate.module",
+    "pytest_fa.candidate.operators",
+    "pytest_fa.feature",
+    "pytest_fa.features.ncu.report_module",
+)
 # What these import inside functions although it imports torch: for users' own tests and functions.
 LATE_TORCH = {
     "pytest_fa.features.api.functions": {"pytest_fa.candidate.module"},

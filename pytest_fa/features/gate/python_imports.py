@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pytest_fa.build.keys import PACKAGE
 from pytest_fa.build.late_imports import installed_folders
-from pytest_fa.catalog.variant import Variant
+from pytest_fa.catalog.variant import Variant, is_shared_object
 
 
 def import_from(top: Path, variant: Variant) -> str:
@@ -37,7 +37,9 @@ def is_installed(path: Path) -> bool:
 
 def _imported_names(variant: Variant) -> Iterator[str]:
     """The first part of each imported name: of the manifest, and of the modules in the variant's folder."""
-    for text in filter(None, (variant.entry.target, variant.entry.context)):
+    entry = variant.entry
+    modules = [name for name in entry.libraries if not is_shared_object(name)] if entry.is_operator else [entry.target]
+    for text in filter(None, (*modules, entry.context)):
         module = text.partition(":")[0]
         if not (Path(variant.folder) / f"{module}.py").is_file():
             yield module.partition(".")[0]

@@ -164,7 +164,7 @@ def test_a_missing_operator_is_named_with_its_neighbours(snapshot: SnapshotAsser
     """If the operator is missing, the message has the operators of its namespace and the line that registers it."""
     library = LIBRARY("fa_neighbours", "DEF")
     library.define("backward(Tensor q) -> Tensor")
-    assert snapshot == module._operators("fa_neighbours::forward")
+    assert snapshot == module._neighbours("fa_neighbours::forward")
 
 
 def test_a_define_that_is_no_parameter_is_named(snapshot: SnapshotAssertion) -> None:
