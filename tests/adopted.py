@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgspec
 
 from pytest_fa.catalog.case import Case
@@ -22,31 +25,26 @@ FLASH_ATTENTION_3_SCHEMA = (
     "Tensor? scheduler_metadata=None, int num_splits=0, bool? pack_gqa=None, int sm_margin=0) "
     "-> (Tensor(out!), Tensor, Tensor, Tensor)"
 )
-FLASH_ATTENTION_3 = """\
-role: baseline
-optional: true
-entry:
-  target: "flash_attn_3::fwd"
-  libraries: [LIBRARY]
-  call:
-    layout: bshd
-    keywords:
-      softmax_scale: scale
-      is_causal: causal
-      window_size_left: window_left
-      window_size_right: window_right
-      softcap: softcap
-      num_splits: 0
-    returns: [out, lse, null, null]
-returns: [out, lse]
-supports:
-  dtype: [fp16, bf16]
-  head_dim: [64, 128]
-  causal: [none, bottom_right]
-  window: [none, left, both]
-  softcap: true
-  grouped_heads: true
-  layout: [bshd, bhsd]
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "adopt.md"
+LIBRARIES = "[flash_attn_3._C]"
+
+
+def manifest_of(target: str) -> str:
+    """The manifest of the documentation that names this target."""
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (found,) = (block for block in blocks if target in block)
+    return str(found)
+
+
+# What the operator takes, too: of V, other sizes beside some of Q and K.
+FLASH_ATTENTION_3 = f"""\
+{manifest_of("flash_attn_3::fwd")}
+variants:
+  flash: {{}}
+  flash_wide_v:
+    supports: {{head_dim: [64], head_dim_v: [128, 256, 512]}}
+  flash_narrow_v:
+    supports: {{head_dim: [192], head_dim_v: [128]}}
 """
 SDPA = """\
 role: baseline

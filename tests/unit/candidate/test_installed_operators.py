@@ -16,21 +16,21 @@ from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError, ManifestError, UnsupportedCase
 from pytest_fa.judge.pipeline import run_case
-from tests.adopted import FLASH_ATTENTION_3, FLASH_ATTENTION_3_SCHEMA, cases_of
+from tests.adopted import FLASH_ATTENTION_3, FLASH_ATTENTION_3_SCHEMA, LIBRARIES, cases_of
 from tests.factories import WriteVariant, cpu_job
 
 MOST_PAIRS = 300 * 300  # of queries and keys: larger cases take seconds
 EVERY = 8
-ReadText = Callable[[str], Variant]
+ReadText = Callable[..., Variant]
 
 
 @pytest.fixture
 def read_text(write_variant: WriteVariant) -> ReadText:
-    """`read_text(manifest)`: the variant of a manifest that has no file beside it."""
+    """`read_text(manifest)`: the first variant of a manifest that has no file beside it, or one by its place."""
 
-    def read(text: str) -> Variant:
+    def read(text: str, place: int = 0) -> Variant:
         folder = write_variant("adopted", manifest=text)
-        return read_manifest(folder / "variant.yaml", folder.parent)[0]
+        return read_manifest(folder / "variant.yaml", folder.parent)[place]
 
     return read
 
@@ -75,16 +75,18 @@ def flash_attention_3() -> Iterator[Any]:
     library._destroy()
 
 
-def on_cpu(manifest: str, libraries: str = "[math]") -> str:
+def on_cpu(manifest: str) -> str:
     """The manifest of FlashAttention-3 for the operator of this file, which is registered before it is loaded."""
-    assert manifest.count("[LIBRARY]") == manifest.count("supports:") == 1
-    return manifest.replace("[LIBRARY]", libraries).replace("supports:", "supports:\n  device: [cpu]")
+    assert (manifest.count(LIBRARIES), manifest.count("\nsupports:\n")) == (1, 1)
+    return manifest.replace(LIBRARIES, "[math]").replace("\nsupports:\n", "\nsupports:\n  device: [cpu]\n")
 
 
 @pytest.mark.usefixtures("flash_attention_3")
 def test_the_manifest_of_flash_attention_3_is_right(read_text: ReadText) -> None:
     """Every case that it claims is right for an operator with that schema: windows, caps, groups and both layouts."""
     variant = read_text(on_cpu(FLASH_ATTENTION_3))
+    wide, narrow = (cases_of(read_text(on_cpu(FLASH_ATTENTION_3), place)) for place in (1, 2))
+    assert {(64, 512), (192, 128)} <= {(case.head_dim, case.head_dim_v) for case in (*wide, *narrow)}
     cases = [case for case in cases_of(variant) if case.seq_q * case.seq_k <= MOST_PAIRS]
     has = {(bool(case.value_of("softcap")), case.value_of("window") != (None, None)) for case in cases}
     assert len(has) == 4
@@ -113,7 +115,8 @@ def test_a_keyword_that_the_schema_lacks_is_named(read_text: ReadText) -> None:
 @pytest.mark.usefixtures("flash_attention_3")
 def test_a_failed_check_of_an_operator_is_a_refusal(read_text: ReadText) -> None:
     """The first line of its RuntimeError is the reason."""
-    variant = read_text(on_cpu(FLASH_ATTENTION_3.replace("num_splits: 0", "attention_chunk: 8")))
+    manifest = FLASH_ATTENTION_3.replace("    keywords:\n", "    keywords:\n      attention_chunk: 8\n")
+    variant = read_text(on_cpu(manifest))
     q = torch.zeros(1, 2, 8, 64, dtype=torch.float16)
     with pytest.raises(UnsupportedCase, match=r"^attention_chunk is left out of this build$"):
         load_forward(variant, None)(q, q, q, scale=0.125)

@@ -9,7 +9,7 @@ import pytest
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.judge.pipeline import run_case
-from tests.adopted import FLEX, OPERATOR, SDPA, cases_of
+from tests.adopted import FLEX, OPERATOR, SDPA, cases_of, manifest_of
 from tests.factories import WriteVariant, cpu_job
 from tests.tiers import nightly_after, nightly_but
 
@@ -40,6 +40,16 @@ def wrong_of(variant: Variant, cases: list[str]) -> dict[str, str]:
     """What is wrong with each case that is."""
     results = {case: run_case(cpu_job(variant, case, repeats=2)) for case in cases}
     return {case: f"{found.outcome}: {found.message}" for case, found in results.items() if found.outcome != "ok"}
+
+
+def test_the_documented_manifest_calls_it_alike(variant_of: VariantOf, write_variant: WriteVariant) -> None:
+    """The manifest of the documentation has the calls that are judged here, and claims less."""
+    documented = manifest_of("scaled_dot_product_attention")
+    folder = write_variant("documented", manifest=documented)
+    read = read_manifest(folder / "variant.yaml", folder.parent)
+    assert {each.name: each.entry for each in read} == {
+        name: variant_of(name).entry for name in MANIFESTS if name.startswith("theirs")
+    }
 
 
 @pytest.mark.parametrize("name", nightly_but(MANIFESTS, *(name for name in MANIFESTS if name != "flex")))
