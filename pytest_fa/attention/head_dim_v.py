@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_fa.attention.mistake import TILES, Mistake
+from pytest_fa.attention.mistake import TILES, Mistake, not_divided
 from pytest_fa.attention.part import CallInputs, Part, Shape, shown
 from pytest_fa.attention.sizes import PAIRED, RANGE, further_sizes, judged_sizes, read_range, shown_sizes
 from pytest_fa.attention.token import Number
@@ -107,12 +107,17 @@ class ValueSize(Part):
     # -- the judge --------------------------------------------------------------------------------------------------
 
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
-        """Only the first columns of V are computed, and the others are zero."""
+        """Only the first columns of V are computed or divided, and rows of V are read at the stride of K."""
         head_dim, size = inputs.q.shape[3], inputs.v.shape[3]
         for kept in sorted({64, head_dim, *(size // tile * tile for tile in TILES)}):
             if 0 < kept < size:
                 words = f"only the first {kept} of the {size} dims of V are computed"
                 yield Mistake(f"{words}: look at the loop over the output's dims", partial(_cut_off, kept))
+                if inputs.word("sink") is None:
+                    yield _divided_in_part(kept, size)
+        if head_dim < size == inputs.v.stride(2):
+            words = f"rows of V are read as if they had {head_dim} elements, as those of K, not {size}"
+            yield Mistake(f"{words}: look at the strides of V", partial(_rows_of, head_dim))
 
 
 def _cut_off(kept: int, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
@@ -120,6 +125,31 @@ def _cut_off(kept: int, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
     v: torch.Tensor = inputs.v.clone()
     v[..., kept:] = 0
     return inputs._replace(v=v)
+
+
+def _rows_of(size: int, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
+    """The inputs with rows of V that begin every `size` elements, which stay within their head."""
+    v: torch.Tensor = inputs.v
+    return inputs._replace(v=v.as_strided(v.shape, (*v.stride()[:2], size, 1), v.storage_offset()))
+
+
+def _with_ones(inputs: Any) -> Any:  # as above
+    """The inputs with a column of ones behind V."""
+    v: torch.Tensor = inputs.v.new_ones((*inputs.v.shape[:3], inputs.v.shape[3] + 1))
+    v[..., :-1] = inputs.v
+    return inputs._replace(v=v)
+
+
+def _divided_in_part(kept: int, size: int) -> Mistake:
+    """The row sum is the last column of P V if V has a column of ones."""
+
+    def arrange(out: torch.Tensor) -> torch.Tensor:  # [batch, heads, seq_q, size + 1]
+        row_sum, result = out[..., size:], out[..., :size].clone()
+        result[..., :kept] /= row_sum.where(row_sum > 0, 1.0)
+        return result
+
+    words = f"only the first {kept} of the {size} dims of the output are divided by the row sum: look at the end"
+    return Mistake(words, _with_ones, weigh=not_divided, arrange=arrange, arranges_rows=True)
 
 
 PART = ValueSize()

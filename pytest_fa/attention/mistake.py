@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     import torch
 
 TILES = (16, 32, 64, 128, 256)  # usual numbers of keys per tile
+MAX_NAMES = 2  # mistakes that are named if their outputs are the same
 LOOK_AT_MASK = "look at the comparison of key and query index"
-_LOWEST = -sys.float_info.max  # replaces a maximum of -inf: exp(-inf - _LOWEST) = 0
+LOWEST = -sys.float_info.max  # replaces a maximum of -inf: exp(-inf - LOWEST) = 0
 
 # scores [b, h, rows, keys] and hidden [rows, keys] -> P before the division [b, h, rows, keys], divisor [b, h, rows, 1]
 Weigh = Callable[["torch.Tensor", "torch.Tensor"], "tuple[torch.Tensor, torch.Tensor]"]
@@ -75,7 +76,13 @@ def softmax(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, t
 def exponentials(scores: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """exp(S - max), zero where a key is hidden."""
     scores = scores.masked_fill(hidden, -math.inf)
-    return (scores - scores.amax(-1, keepdim=True).clamp_min(_LOWEST)).exp()
+    return (scores - scores.amax(-1, keepdim=True).clamp_min(LOWEST)).exp()
+
+
+def not_divided(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """P without the division by its row sum."""
+    p = exponentials(scores, hidden)
+    return p, p.new_ones((*p.shape[:3], 1))
 
 
 class Mistake(NamedTuple):
@@ -95,9 +102,11 @@ class Mistake(NamedTuple):
     weigh: Weigh = softmax
     arrange: Callable[[torch.Tensor], torch.Tensor] | None = None
     needs_all_queries: bool = False
+    arranges_rows: bool = False  # whether `arrange` changes each row by itself
     score: ChangeScores | None = None
     sinks: Sinks | None = None
     shift: int | None = None
+    is_score_first: bool = False  # whether `score` comes before what the other parts do to the scores
     is_convention: bool = (
         False  # that the kernel may have and does not declare; other words for its output are left out
     )
@@ -112,6 +121,17 @@ class Mistake(NamedTuple):
         """Whether the output is the right one, only arranged in another way."""
         changes = (self.change, self.score, self.hide, self.sinks, self.shift)
         return self.arrange is not None and changes == (None,) * len(changes) and self.weigh is softmax
+
+
+def last_tiles(keys: int) -> Iterator[tuple[int, str]]:
+    """The first key of the last of several tiles, and words for it; sizes of tiles that have the same one share it."""
+    sizes: dict[int, list[str]] = {}
+    for tile in TILES:
+        if tile < keys:
+            sizes.setdefault((keys - 1) // tile * tile, []).append(str(tile))
+    for start, alike in sizes.items():
+        *others, last = alike
+        yield start, f"the last tile of {', '.join(others)}{' or ' if others else ''}{last} keys"
 
 
 def empty_row_mistakes() -> Iterator[Mistake]:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_fa.attention.mistake import Mistake
+from pytest_fa.attention.mistake import MAX_NAMES, Mistake
 from pytest_fa.attention.scores import AXES, Computes
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
@@ -57,7 +57,6 @@ SEPARATION = 20.0
 LARGEST_PART = 0.2
 LARGEST_REMAINDER_IF_LOOSE = 0.5  # of the RMS error, under a policy that allows more than rounding causes
 BEYOND = 0.5  # the same away from another mistake; the errors of P that truncation and rounding cause are correlated
-MAX_NAMES = 2  # mistakes that are named if their outputs are the same
 COARSE_FP8 = 0.1  # the same as a fraction of the result, for the policy `fp8`
 MIN_OF_TF32 = 0.1  # of the RMS error of products in tf32; a smaller error has another reason
 TF32_WORDS = "the error is no larger than that of products in tf32: compute them in fp32, or declare `rounds: [tf32]`"
@@ -312,7 +311,7 @@ def _explains(wrong: WrongOutput, result: Truth, selection: Selection) -> bool:
 
 def _may_explain(wrong: WrongOutput, predictor: Predictor, mistake: Mistake, selection: Selection) -> bool:
     """A coarse form of `_explains`, for few queries: the RMS of the error is that of rounding, or little more."""
-    if mistake.needs_all_queries or mistake.arrange:
+    if mistake.needs_all_queries or (mistake.arrange and not mistake.arranges_rows):
         return True
     result, out = predictor.predict(mistake, selection), selection.of(wrong.out)
     largest = float(result.out.abs().max())

@@ -54,7 +54,7 @@ def scores_needed(mistake: Mistake, inputs: Inputs, selection: Selection) -> int
     """The number of scores that `Predictor.predict` computes."""
     if mistake.is_arranged_truth:
         return 0
-    if mistake.arrange is None:
+    if mistake.arrange is None or mistake.arranges_rows:
         queries = inputs.q.shape[2] if mistake.needs_all_queries else len(selection.queries)
         return len(selection.batches) * len(selection.heads) * queries * inputs.k.shape[2]
     changed = mistake.change(inputs) if mistake.change else inputs
@@ -89,6 +89,9 @@ class Predictor:
             return selection.of_truth(arranged(mistake.arrange, self.truth, self.truth, self.inputs.output_dtype))
         changed = mistake.change(self.inputs) if mistake.change else self.inputs
         if mistake.arrange is not None:
+            if mistake.arranges_rows:
+                rows, right = self._attend(changed, mistake, selection), selection.of_truth(self.truth)
+                return arranged(mistake.arrange, rows, right, self.inputs.output_dtype)
             whole = self._attend(changed, mistake, Selection.all(changed.q))
             return selection.of_truth(arranged(mistake.arrange, whole, self.truth, self.inputs.output_dtype))
         if not mistake.needs_all_queries:

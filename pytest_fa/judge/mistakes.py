@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.mistake import TILES, Mistake, Weigh, exponentials
+from pytest_fa.attention.mistake import TILES, Mistake, Weigh, exponentials, not_divided
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.key_ranges import key_range_mistake
 from pytest_fa.judge.memory_mistakes import memory_mistakes
@@ -155,7 +155,7 @@ def _scale_mistakes(inputs: Inputs) -> Iterator[Mistake]:
 
 
 def _softmax_mistakes(inputs: Inputs) -> Iterator[Mistake]:
-    yield Mistake("the output is exp(S - max) V, not divided by the row sum: look at the end", weigh=_not_divided)
+    yield Mistake("the output is exp(S - max) V, not divided by the row sum: look at the end", weigh=not_divided)
     yield Mistake("the output is exp(S) V, not divided by the row sum: look at the end", weigh=_no_maximum_not_divided)
     yield Mistake("the output is divided by the row sum twice: look at the end and the merge", weigh=_divided_twice)
     yield Mistake("the output is S V: no softmax is applied", weigh=_no_softmax)
@@ -174,11 +174,6 @@ def _finite_start(
     s = scores.masked_fill(hidden, -math.inf)
     p = torch.exp(s - s.amax(-1, keepdim=True).clamp_min(start))
     return p.to(dtype).double(), p.float().double().sum(-1, keepdim=True)
-
-
-def _not_divided(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    p = exponentials(scores, hidden)
-    return p, torch.ones_like(p[..., :1])
 
 
 def _no_maximum_not_divided(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

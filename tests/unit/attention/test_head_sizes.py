@@ -209,6 +209,8 @@ def test_sdpa_takes_them_where_torch_does() -> None:
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 CUT_OFF = "result[..., 64:] = 0\n    return"
+UNDIVIDED = "result[..., 64:] *= (scores - scores.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True)\n    return"
+ROWS_OF_K = "v.as_strided(v.shape, (*v.stride()[:2], k.shape[3], 1)).float()"
 SCORES = "q.float() @ k.float()"
 MISTAKES = [
     (
@@ -226,6 +228,16 @@ MISTAKES = [
         "d64-fp16-dv128",
         "the kernel never wrote dim 64 to 127",
     ),
+    (
+        "return",
+        UNDIVIDED,
+        "d64-fp16-dv128",
+        "first 64 of the 128 dims of the output are divided by the row sum",
+    ),
+    ("return", UNDIVIDED, "d128-bf16", "first 64 of the 128 dims of the output are divided by the row sum"),
+    ("return", UNDIVIDED, "d80-fp32-dv96", "first 64 of the 96 dims of the output are divided by the row sum"),
+    ("v.float()", ROWS_OF_K, "d64-fp16-dv128", "rows of V are read as if they had 64 elements, as those of K, not 128"),
+    ("v.float()", ROWS_OF_K, "d80-fp32-dv96", "rows of V are read as if they had 80 elements, as those of K, not 96"),
     (SCORES, "q[..., :128].float() @ k[..., :128].float()", "d192-fp16", "sums only the first 128 of 192 dims"),
     (SCORES, "q[..., :64].float() @ k[..., :64].float()", "d72-fp16", "sums only the first 64 of 72 dims"),
     ("* scale\n", "* 128 ** -0.5\n", "d112-fp16", "the softmax scale is that of D = 128, not 112"),
