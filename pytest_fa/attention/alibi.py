@@ -117,6 +117,8 @@ class Alibi(Part):
 
     # -- the judge --------------------------------------------------------------------------------------------------
 
+    in_scores = "ALiBi"
+
     def scores(self, inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
         """The scores with the distance of query and key."""
         slopes = inputs.word("alibi_slopes")

@@ -81,6 +81,8 @@ class ScoreBias(PerPair):
 
     # -- the judge --------------------------------------------------------------------------------------------------
 
+    in_scores = "the bias"
+
     def scores(self, inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
         """The scores with the bias; where it is -inf, `hidden` hides the key."""
         bias = inputs.word("attn_bias")

@@ -29,7 +29,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_fa.attention.mistake import TILES
+from pytest_fa.attention.mistake import LOWEST, last_tiles
 from pytest_fa.attention.part import Convention, Part
 from pytest_fa.attention.rows import RowTruth, ScoreBlock
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 UNIT = 2.0**-24  # half the distance between 1 and the next float32
 E4M3_SUM_UNIT = 2.0**-12  # twice the distance between 1 and the next number that a sum of e4m3 products can be
 DEVIATIONS = 8.0  # standard deviations of a row's rounding error that are allowed
+LARGEST_EXPONENT = 88.72  # exp of a larger number overflows float32
 _TINY = 1e-300
 # Of [batch, heads, seq_q]: each order is its own inverse.
 ORDERS = {"bhs": (0, 1, 2), "bsh": (0, 2, 1), "hbs": (1, 0, 2)}
@@ -200,20 +201,35 @@ class LogSumExp(Part):
         products = block.q @ block.k.transpose(2, 3)
         yield exact_lse(block.seen(products), block.sinks), "the scale is missing in the log-sum-exp"
         scores = block.seen(products * block.scale)
+        for title, seen in block.seen_without.items():
+            yield exact_lse(seen(products * block.scale), block.sinks), f"{title} is left out of the log-sum-exp"
         if block.sinks is not None:
-            yield exact.logaddexp(block.sinks.logsumexp(-1)), "the sink is counted twice in the log-sum-exp"
+            yield from _sink_mistakes(scores, block.sinks, exact, block.conventions)
         row_max = _largest(scores, block.sinks) if scores.shape[-1] else exact
         yield exact - row_max, "the row max is left out of the log-sum-exp: it is log(l), it must be m + log(l)"
         yield row_max, "the log-sum-exp is only the row max: log(l) is missing"
-        for tile in TILES:
-            if kept := (scores.shape[-1] - 1) // tile * tile:
-                cause = f"the last tile of {tile} keys is left out of the log-sum-exp"
-                yield exact_lse(scores[..., :kept], block.sinks), cause
+        for kept, last_tile in last_tiles(scores.shape[-1]):
+            yield exact_lse(scores[..., :kept], block.sinks), f"{last_tile} is left out of the log-sum-exp"
 
 
 def _with_its_sinks(block: ScoreBlock) -> ScoreBlock:
     """The block with the sinks that are part of the log-sum-exp."""
     return block._replace(sinks=None) if block.conventions.get("lse_has_sink") == "false" else block
+
+
+def _sink_mistakes(
+    scores: torch.Tensor, sinks: torch.Tensor, exact: torch.Tensor, conventions: Mapping[str, str]
+) -> Iterator[tuple[torch.Tensor, str]]:
+    """The sink counted twice, left out of the maximum, and left out where no key is seen."""
+    yield exact.logaddexp(sinks.logsumexp(-1)), "the sink is counted twice in the log-sum-exp"
+    of_keys = scores.amax(-1) if scores.shape[-1] else exact.new_full(exact.shape, -math.inf)
+    overflow = -math.inf if conventions.get("lse_empty") == "+inf" else math.inf
+    words = "the row maximum leaves out the sink: exp(sink - max) overflows in the log-sum-exp"
+    for start in (LOWEST, 0.0):  # the maximum of a row that sees no key
+        overflows = sinks.amax(-1) - of_keys.masked_fill(of_keys == -math.inf, start) > LARGEST_EXPONENT
+        yield exact.masked_fill(overflows, overflow), words
+    words = "the log-sum-exp of rows that see no key leaves out the sink: it must be the sink, not -inf"
+    yield exact.masked_fill(of_keys == -math.inf, -math.inf), words
 
 
 def exact_lse(scores: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:

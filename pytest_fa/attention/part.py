@@ -407,6 +407,8 @@ class Part:
 
     # -- the judge --------------------------------------------------------------------------------------------------
 
+    in_scores: ClassVar[str] = ""  # what changes the scores, in a sentence; empty if it changes none
+
     def scores(self, inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:  # noqa: ARG002
         """The scores of some queries after this part, [batch, heads, rows, keys]; they are scaled before it."""
         return scores

@@ -167,16 +167,27 @@ def names_of_words() -> dict[str, tuple[str, ...]]:
 # -- the judge --------------------------------------------------------------------------------------------------------
 
 
-def changed_scores(inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
-    """The scores of some queries, [batch, heads, rows, keys], after all parts; they are scaled before."""
+def changed_scores(
+    inputs: CallInputs, scores: torch.Tensor, positions: Positions, *, but: Part | None = None
+) -> torch.Tensor:
+    """The scores of some queries, [batch, heads, rows, keys], after all parts; they are scaled before.
+
+    `but` is left out.
+    """
     for part in score_parts(inputs):
-        scores = part.scores(inputs, scores, positions)
+        if part is not but:
+            scores = part.scores(inputs, scores, positions)
     return scores
 
 
 def score_parts(inputs: CallInputs) -> list[Part]:
     """The parts in the order in which they change the scores of a call."""
     return sorted(PARTS, key=lambda part: part.is_last(inputs))
+
+
+def parts_in_scores(inputs: CallInputs) -> list[Part]:
+    """The parts that change the scores of a call."""
+    return [part for part in PARTS if part.in_scores and any(inputs.word(word) is not None for word in part.words)]
 
 
 def hidden_keys(inputs: CallInputs, positions: Positions, *, but: Part | None = None) -> torch.Tensor | None:
@@ -236,7 +247,7 @@ def mistakes(inputs: CallInputs) -> Iterator[Mistake]:
     for part in PARTS:
         for mistake in part.mistakes(inputs):
             hide = mistake.hide and _with_other_masks(inputs, part, mistake.hide)
-            score = mistake.score and _with_other_scores(inputs, part, mistake.score)
+            score = mistake.score and _with_other_scores(inputs, part, mistake.score, is_first=mistake.is_score_first)
             yield mistake._replace(hide=hide, score=score)
 
 
@@ -263,9 +274,13 @@ def _with_other_masks(inputs: CallInputs, part: Part, hide: Hide) -> Hide:
     return hidden
 
 
-def _with_other_scores(inputs: CallInputs, part: Part, score: ChangeScores) -> ChangeScores:
+def _with_other_scores(inputs: CallInputs, part: Part, score: ChangeScores, *, is_first: bool) -> ChangeScores:
+    order = score_parts(inputs)
+    if is_first:
+        order.sort(key=lambda other: other is not part)
+
     def changed(scores: torch.Tensor, positions: Positions) -> torch.Tensor:
-        for other in score_parts(inputs):
+        for other in order:
             scores = score(scores, positions) if other is part else other.scores(inputs, scores, positions)
         return scores
 

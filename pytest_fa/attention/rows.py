@@ -34,6 +34,8 @@ class ScoreBlock(NamedTuple):
     conventions: Mapping[str, str] = PLAIN  # that are declared, without plain ones
     # `seen` with the roundings of parts, if the manifest declares any.
     stored: Callable[[torch.Tensor], torch.Tensor] | None = None
+    # `seen` without one of the parts that change the scores, by its name in a sentence.
+    seen_without: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType({})
 
 
 class RowTruth(NamedTuple):

@@ -111,6 +111,8 @@ class SoftCap(Part):
 
     # -- the judge --------------------------------------------------------------------------------------------------
 
+    in_scores = "the soft cap"
+
     def scores(self, inputs: CallInputs, scores: torch.Tensor, positions: Positions) -> torch.Tensor:  # noqa: ARG002
         """The scores with the cap; `rounds: [tanh]` rounds what tanh gets and gives."""
         cap: float = inputs.word("softcap")

@@ -14,6 +14,7 @@ import torch
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.grouped_heads import repeated
+from pytest_fa.attention.mistake import MAX_NAMES
 from pytest_fa.attention.part import Part
 from pytest_fa.attention.rows import RowTruth, ScoreBlock
 from pytest_fa.catalog.variant import Rounding
@@ -24,6 +25,8 @@ from pytest_fa.records.checks import Bound, LseCheck, RowIndex
 
 TOLERANCE = 2e-3  # of a mistake's value, besides the bound of the row: P may be rounded differently in it
 FITTING_SHARE = 0.98  # of the rows
+SEPARATION = 2.0  # a mistake changes a row if its value is this many tolerances from the true one
+LEAST_CHANGED = 0.5  # of the wrong rows, by a mistake that explains them
 
 
 def make_row_truth(
@@ -64,7 +67,7 @@ def check_rows(name: str, rows: torch.Tensor, truth: RowTruth) -> tuple[Bound, L
 
 
 def explain_rows(part: Part, rows: torch.Tensor, truth: RowTruth, inputs: Inputs) -> str:
-    """The first mistake that gives this output, [batch, heads, seq_q] float32; else in which rows it is wrong."""
+    """The one or two mistakes that give this output, [batch, heads, seq_q] float32; else in which rows it is wrong."""
     rows = cleared(truth.padding, rows, -math.inf)
     if bool((unwritten := is_poison(rows)).any()):
         return f"the {part.output_title} of {int(unwritten.sum())} of {rows.numel()} rows is not written"
@@ -75,12 +78,30 @@ def explain_rows(part: Part, rows: torch.Tensor, truth: RowTruth, inputs: Inputs
     count = min(rows_per_block(inputs), rows.shape[2])
     last = slice(rows.shape[2] - count, rows.shape[2])  # the last queries see the most keys
     written, exact, allowed = (tensor[:, :, last].double() for tensor in (rows, truth.exact, truth.allowed))
-    for value, cause in part.row_mistakes(_block(inputs, _keys(inputs), last), exact):
-        has_keys = exact.isfinite() & value.isfinite()
-        fits = (written - value).abs() <= allowed + TOLERANCE
-        if bool(has_keys.any()) and float(fits[has_keys].double().mean()) >= FITTING_SHARE:
-            return cause
-    return _where(part.output_title, rows, truth)
+    known = part.row_mistakes(_block(inputs, _keys(inputs), last), exact)
+    block = RowTruth(exact, allowed)
+    causes = tuple(dict.fromkeys(cause for value, cause in known if _explains(written, value, block)))
+    return "; or ".join(causes) if 1 <= len(causes) <= MAX_NAMES else _where(part.output_title, rows, truth)
+
+
+def _explains(rows: torch.Tensor, value: torch.Tensor, truth: RowTruth) -> bool:
+    """Whether rows have a mistake's values: nearly all rows do, nearly all wrong ones, and nearly all it changes.
+
+    It must change most of the wrong ones by more than the tolerance leaves open.
+    """
+    allowed = truth.allowed + TOLERANCE
+    is_compared = truth.exact.isfinite() & ~value.isnan()
+    fits = (rows == value) | ((rows - value).abs() <= allowed)
+    wrong = is_compared & ~((rows - truth.exact).abs() <= truth.allowed)
+    changed = is_compared & ((value - truth.exact).abs() > SEPARATION * allowed)
+    return all(_share(fits, of) >= FITTING_SHARE for of in (is_compared, wrong, changed)) and (
+        _share(changed, wrong) >= LEAST_CHANGED
+    )
+
+
+def _share(rows: torch.Tensor, of: torch.Tensor) -> float:
+    """The share of some rows that are among others; 0 if there are none."""
+    return float(rows[of].double().mean()) if bool(of.any()) else 0.0
 
 
 def _keys(inputs: Inputs) -> torch.Tensor:
@@ -93,13 +114,16 @@ def _block(
     """Some queries of a call; `k` is in float64, [batch, heads, seq_k, head_dim]."""
     hidden, positions = hidden_keys(inputs, rows), block_positions(inputs, rows)
 
-    def seen_in(inputs: Inputs, products: torch.Tensor) -> torch.Tensor:
-        scores = parts.changed_scores(inputs, products, positions)
+    def seen_in(inputs: Inputs, products: torch.Tensor, but: Part | None = None) -> torch.Tensor:
+        scores = parts.changed_scores(inputs, products, positions, but=but)
         return scores if hidden is None else scores.masked_fill(hidden, -math.inf)
 
     q, sinks = inputs.q[:, :, rows].double(), parts.sinks(inputs, positions)
     seen, stored = (partial(seen_in, each) for each in (inputs, inputs._replace(rounds=rounds)))
-    return ScoreBlock(q, k, inputs.scale, seen, inputs.output_dtype, rounds, policy, sinks, inputs.conventions, stored)
+    return ScoreBlock(
+        *(q, k, inputs.scale, seen, inputs.output_dtype, rounds, policy, sinks, inputs.conventions, stored),
+        seen_without={part.in_scores: partial(seen_in, inputs, but=part) for part in parts.parts_in_scores(inputs)},
+    )
 
 
 def _other_convention(part: Part, rows: torch.Tensor, truth: RowTruth) -> str:

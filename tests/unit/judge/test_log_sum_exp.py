@@ -11,6 +11,7 @@ import torch
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.attention.lse import PART
+from pytest_fa.attention.rows import RowTruth
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs, make_inputs, poisoned_rows
@@ -107,6 +108,54 @@ def test_a_mistake_is_caught_and_named(cause: str, case: str) -> None:
     assert bound.used > 5
     assert check.bad_count > 0.9 * check.row_count
     assert cause in explain_lse(lse, truth, inputs)
+
+
+def lse_with_truth(case: str) -> tuple[torch.Tensor, RowTruth, Inputs]:
+    """Return the right log-sum-exp of a case, its truth and the inputs."""
+    inputs = inputs_of(case)
+    truth = make_lse_truth(inputs)
+    return truth.exact.float(), truth, inputs
+
+
+@pytest.mark.parametrize("wrong_by", [0.003, 0.5])
+def test_a_mistake_that_changes_nothing_is_not_named(wrong_by: float) -> None:
+    """Where a mistake gives the true values, or nearly, it does not explain why a few rows are wrong."""
+    lse, truth, inputs = lse_with_truth("b1h2s120d64-fp16-cap1000-seed0")
+    lse[0, 1, 7] += wrong_by
+    assert not check_lse(lse, truth)[0].holds
+    assert explain_lse(lse, truth, inputs).endswith("no known mistake gives this log-sum-exp")
+
+
+def test_a_mistake_in_a_part_of_the_rows_only_is_not_named() -> None:
+    """A mistake that changes all rows does not explain an output that is right in half of them."""
+    lse, truth, inputs = lse_with_truth("b1h2s120d64-fp16-cap2-seed0")
+    uncapped = scores_of(inputs).logsumexp(-1)
+    assert explain_lse(uncapped, truth, inputs) == "the soft cap is left out of the log-sum-exp"
+    lse[:, 0] = uncapped[:, 0]
+    assert explain_lse(lse, truth, inputs).endswith("no known mistake gives this log-sum-exp")
+
+
+EMPTY_ROWS = "b1h2s150d64-fp16-causal_br-sk77-sink-seed0"  # the first queries see no key; the sinks are 3 and none
+NOT_IN_MAXIMUM = "the row maximum leaves out the sink: exp(sink - max) overflows in the log-sum-exp"
+NOT_IN_EMPTY_ROWS = "the log-sum-exp of rows that see no key leaves out the sink: it must be the sink, not -inf"
+
+
+@pytest.mark.parametrize(
+    ("written", "conventions", "cause"),
+    [
+        (math.inf, {}, NOT_IN_MAXIMUM),
+        (-math.inf, {}, NOT_IN_EMPTY_ROWS),
+        (math.inf, {"lse_empty": "+inf"}, f"{NOT_IN_MAXIMUM}; or {NOT_IN_EMPTY_ROWS}"),
+    ],
+)
+def test_infinite_rows_beside_a_sink(written: float, conventions: dict[str, str], cause: str) -> None:
+    """Rows that see no key, and have not their sink, are named; both mistakes are where they give the same."""
+    inputs = make_inputs(parse_case(EMPTY_ROWS), CPU, conventions)
+    truth = make_lse_truth(inputs)
+    lse = truth.exact.float()
+    lse[0, 0, :73] = written
+    lse[0, 1, :73] = math.inf if conventions else -math.inf
+    assert explain_lse(lse, truth, inputs) == cause
 
 
 # The first gives all keys of a row similar weights, and the others give a few keys nearly all the weight.
