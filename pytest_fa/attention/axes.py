@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.mistake import Hide, Positions
-from pytest_fa.attention.part import Part, Shape
+from pytest_fa.attention.part import CallInputs, Part, Shape
 
 if TYPE_CHECKING:
     import torch
 
 LETTERS = "bhq"
+MAX_IN_MEMORY = 2**22  # elements of a tensor of all batches, heads, queries and keys
 ALL = [
     "".join(letters) for count in range(len(LETTERS) + 1) for letters in itertools.combinations(LETTERS, count)
 ]  # "", "b", "h", "q", "bh", "bq", "hq", "bhq"
@@ -119,9 +120,10 @@ def hide_some(numbers: torch.Tensor, hidden: float) -> None:
         numbers[-1:, -1:, :, :half] = hidden
 
 
-def misread(tensor: torch.Tensor, group: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """A tensor as kernels with another index read it, each with words for it; `group` heads share one of K and V."""
+def misread(tensor: torch.Tensor, inputs: CallInputs) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor as kernels with another index read it, each with words for it."""
     batches, heads, queries, keys = tensor.shape
+    group = inputs.q.shape[1] // inputs.k.shape[1]
     if heads > group > 1:
         by_kv_head = tensor[:, : heads // group].repeat_interleave(group, 1)
         yield "each head reads that at the index of the head of K and V", by_kv_head
@@ -139,6 +141,26 @@ def misread(tensor: torch.Tensor, group: int) -> Iterator[tuple[str, torch.Tenso
         yield "each key reads that of the next key", tensor.roll(-1, 3)
     if queries == keys > 1:
         yield "it is read transposed, with query and key exchanged", tensor.transpose(2, 3)
+    yield from _misread_in_memory(tensor, (*inputs.q.shape[:3], inputs.k.shape[2]))
+
+
+def _misread_in_memory(tensor: torch.Tensor, sizes: tuple[int, int, int, int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor as kernels with strides of their own read it in a call of these sizes."""
+    if math.prod(sizes) > MAX_IN_MEMORY or not tensor.numel():
+        return
+    batch, heads, queries, keys = sizes
+    dense = _read_densely(tensor, sizes)
+    if not dense.equal(tensor.expand(sizes)):
+        yield "it is read as if it were dense, its strides of 0 are ignored", dense
+    if heads > 1 and queries > 1:
+        words = "it is read as [batch, query, head, key], not as [batch, head, query, key]"
+        yield words, _read_densely(tensor, (batch, queries, heads, keys)).transpose(1, 2)
+
+
+def _read_densely(tensor: torch.Tensor, sizes: tuple[int, int, int, int]) -> torch.Tensor:
+    """The numbers of a tensor's memory at dense strides, from the beginning again where it ends."""
+    own, count = tensor.flatten(), math.prod(sizes)
+    return own.repeat(-(-count // len(own)))[:count].view(sizes)
 
 
 def hide_where(hidden: torch.Tensor) -> Hide:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.axes import Axes, PerPair, hide_some, hide_where, misread, nothing
 from pytest_fa.attention.dtypes import ELEMENT_BYTES
-from pytest_fa.attention.mistake import ChangeScores, Mistake, Positions, empty_row_mistakes
+from pytest_fa.attention.mistake import ChangeScores, Mistake, Positions, empty_row_mistakes, last_tiles
 from pytest_fa.attention.part import CallInputs, PartTensor, Shape
 
 if TYPE_CHECKING:
@@ -115,7 +115,9 @@ class ScoreBias(PerPair):
         }.items():
             if factor != 1:
                 yield Mistake(f"the bias is {words}: {LOOK}", score=_added(bias, factor))
-        for words, other in misread(bias, inputs.q.shape[1] // inputs.k.shape[1]):
+        for start, last_tile in last_tiles(inputs.k.shape[2]):
+            yield Mistake(f"the bias is added twice in {last_tile}: {LOOK}", score=_twice_from(start, bias))
+        for words, other in misread(bias, inputs):
             yield Mistake(
                 f"the bias of another place is added: {words}: {LOOK}", score=_added(other), hide=_hide(other)
             )
@@ -141,6 +143,16 @@ def _hide(bias: torch.Tensor) -> Any:  # a `Hide`
 
 def _added(bias: torch.Tensor, factor: float = 1.0) -> ChangeScores:
     return lambda scores, positions: scores + factor * _finite(positions.part_of(bias).double())
+
+
+def _twice_from(start: int, bias: torch.Tensor) -> ChangeScores:
+    """The bias, twice for the keys from `start` on."""
+
+    def score(scores: torch.Tensor, positions: Positions) -> torch.Tensor:
+        added = _finite(positions.part_of(bias).double())
+        return scores + added * (1 + (positions.keys >= start).double())
+
+    return score
 
 
 def _before_cap(bias: torch.Tensor, cap: float) -> ChangeScores:

@@ -5,11 +5,12 @@ A row that sees no key is 0, and its log-sum-exp is -inf.  Hidden keys hold fini
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.axes import Axes, PerPair, hide_some, hide_where, misread, nothing
-from pytest_fa.attention.mistake import Mistake, Positions, exponentials
+from pytest_fa.attention.mistake import ChangeScores, Mistake, Positions, exponentials
 from pytest_fa.attention.part import CallInputs, Convention, PartTensor, Shape
 
 if TYPE_CHECKING:
@@ -94,22 +95,35 @@ class BooleanMask(PerPair):
         return None if mask is None else ~positions.part_of(mask)
 
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
-        """No mask, the opposite one, another one, and one that hides a part of the work only."""
+        """No mask, another one, one at another place, and one that hides a part of the work only."""
         mask = inputs.word("attn_mask")
         if mask is None:
             return
         yield Mistake(f"the mask is ignored: {LOOK}", hide=nothing)
-        for words, other in misread(mask, inputs.q.shape[1] // inputs.k.shape[1]):
+        for words, other in misread(mask, inputs):
             yield Mistake(f"the mask of another place is used: {words}: {LOOK}", hide=hide_where(~other))
         yield Mistake(
             "the mask is added to the scores as 0 and 1: it is boolean, hide where it is false",
             score=lambda scores, positions: scores + positions.part_of(mask),
             hide=nothing,
         )
+        if inputs.word("softcap") and _hides_more(inputs):
+            words = "the mask is applied before the soft cap, which makes -cap of -inf: hide keys after it"
+            yield Mistake(words, score=_hidden_keys_lowest(mask), hide=nothing, is_score_first=True)
         words = "hidden keys are left out of P V, but not of the row sum: hide them before the softmax"
         yield Mistake(words, weigh=_only_in_pv)
         words = "hidden keys have a finite score: a row that sees no key is the mean of V, it must be 0"
         yield Mistake(words, weigh=_finite_score)
+
+
+def _hides_more(inputs: CallInputs) -> bool:
+    """Whether other parts hide keys or add to scores; if none does, this is the mistake that the soft cap names."""
+    others = ("window_left", "window_right", "attn_bias", "alibi_slopes")
+    return inputs.word("causal") != "none" or any(inputs.word(word) is not None for word in others)
+
+
+def _hidden_keys_lowest(mask: torch.Tensor) -> ChangeScores:
+    return lambda scores, positions: scores.masked_fill(~positions.part_of(mask), -math.inf)
 
 
 def _only_in_pv(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

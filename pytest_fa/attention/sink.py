@@ -133,7 +133,7 @@ class AttentionSink(Part):
         return inputs.word("sink") is not None
 
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
-        """No sink, another one, and one that is counted more than once."""
+        """No sink, another one, one that is counted more than once, and one that has a value."""
         sink, scale, keys = inputs.word("sink"), inputs.scale, inputs.k.shape[2]
         if sink is None:
             return
@@ -150,6 +150,8 @@ class AttentionSink(Part):
         for words, change in wrong.items():
             yield Mistake(f"{words}: {LOOK}", sinks=_changed(sink, change))
         yield Mistake(f"exp(sink) is added to the row sum, not exp(sink - max): {LOOK}", weigh=_without_max)
+        words = f"the weight of the sink goes to V of key 0, as if the sink had a value: {LOOK}"
+        yield Mistake(words, weigh=_with_value)
         if heads > 1:
             yield Mistake(f"each head has the sink of the next head: {LOOK}", sinks=_of(sink.roll(-1, 1)))
             yield Mistake(f"each head has the sink of the head before it: {LOOK}", sinks=_of(sink.roll(1, 1)))
@@ -203,6 +205,14 @@ def _without_max(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tens
     """The sink is behind the last key."""
     p = exponentials(scores[..., :-1], hidden[..., :-1])
     return p, p.sum(-1, keepdim=True) + scores[..., -1:].exp()
+
+
+def _with_value(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sink is behind the last key."""
+    p = exponentials(scores, hidden)
+    row_sum = p.sum(-1, keepdim=True)
+    p[..., 0] += p[..., -1]
+    return p, row_sum
 
 
 PART = AttentionSink()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.dtypes import FORMATS
-from pytest_fa.attention.mistake import Mistake, Positions, exponentials
+from pytest_fa.attention.mistake import ChangeScores, Mistake, Positions, exponentials, last_tiles
 from pytest_fa.attention.part import CallInputs, Convention, Part, Shape
 from pytest_fa.attention.token import Float32, as_float32
 
@@ -129,11 +129,13 @@ class SoftCap(Part):
         return bool(inputs.word("softcap"))
 
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
-        """No cap, another one, one at another place, and one without its last factor."""
+        """No cap, one that the last tile lacks, another one, one at another place, and one without its last factor."""
         cap, scale = inputs.word("softcap"), inputs.scale
         if not cap:
             return
         yield Mistake(f"the soft cap is not applied: {LOOK}", score=lambda scores, _: scores)
+        for start, last_tile in last_tiles(inputs.k.shape[2]):
+            yield Mistake(f"the soft cap is not applied in {last_tile}: {LOOK}", score=_capped_before(start, cap))
         for words, factor in (("1 % too large", 1.01), ("1 % too small", 0.99), ("twice as large", 2.0)):
             yield Mistake(f"the soft cap is {words}: {LOOK}", score=_with_cap(cap * factor))
         if scale not in (0.0, 1.0):
@@ -159,8 +161,13 @@ def _in_half(value: torch.Tensor, inputs: CallInputs) -> torch.Tensor:
     return value.to(inputs.q.dtype).to(value.dtype)
 
 
-def _with_cap(cap: float) -> Any:  # a `ChangeScores`
+def _with_cap(cap: float) -> ChangeScores:
     return lambda scores, _: capped(scores, cap)
+
+
+def _capped_before(start: int, cap: float) -> ChangeScores:
+    """The cap of the scores of the keys before `start` alone."""
+    return lambda scores, positions: capped(scores, cap).where(positions.keys < start, scores)
 
 
 def _hidden_first(scores: torch.Tensor, hidden: torch.Tensor, cap: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,7 +18,6 @@ from pytest_fa.wire.jobs import CaseJob, CaseResult
 from tests.tiers import nightly_but
 
 TWIN = "twin_right_parts"
-UNKNOWN = "no known mistake gives this"
 # A part of the sentence that names each mistake.
 CAUSES = {
     "window_top_left": "the window is aligned to the first key, not to the last",
@@ -26,7 +25,7 @@ CAUSES = {
     "window_empty_row_mean": "queries that see no key get the mean of V",
     "window_lost_with_mask": "the window is ignored",
     "cap_before_scale": "the soft cap is applied before the scale",
-    "cap_not_in_last_tile": UNKNOWN,
+    "cap_not_in_last_tile": "the soft cap is not applied in the last tile of 64 keys",
     "cap_not_in_lse": "the soft cap is left out of the log-sum-exp",
     "window_before_cap": "keys are hidden before the soft cap",
     "sink_missing": "the sink is missing",
@@ -37,7 +36,7 @@ CAUSES = {
     "sink_of_kv_head": "the sink is read at the index of the head of K and V",
     "sink_in_every_split": "the sink is counted 3 times, as if each tile of 64 keys had it",
     "sink_capped": "the sink is capped, too",
-    "sink_has_value": UNKNOWN,
+    "sink_has_value": "the weight of the sink goes to V of key 0",
     "sink_hidden_by_window": "the window hides the sink",
     "sink_without_maximum": "exp(sink) is added to the row sum, not exp(sink - max)",
     "sink_not_in_maximum": "the row maximum leaves out the sink",
@@ -47,11 +46,11 @@ CAUSES = {
     "bias_ignored": "the bias is ignored",
     "bias_scaled": "as if it were added before the scale",
     "bias_before_cap": "the bias or ALiBi is added before the soft cap",
-    "bias_twice_in_last_tile": UNKNOWN,
+    "bias_twice_in_last_tile": "the bias is added twice in the last tile of 16, 32 or 64 keys",
     "bias_of_kv_head": "the bias of another place is added: each head reads that at the index of the head of K and V",
     "bias_of_next_batch": "the bias of another place is added: each batch reads that of the next batch",
-    "bias_taken_for_dense": UNKNOWN,
-    "bias_read_as_bshd": UNKNOWN,
+    "bias_taken_for_dense": "the bias of another place is added: it is read as if it were dense",
+    "bias_read_as_bshd": "it is read as [batch, query, head, key], not as [batch, head, query, key]",
     "bias_inf_is_finite": "queries that see no key get all keys, not zero",
     "bias_times_mask": "the kernel computed NaN or Inf in every batch",
     "bias_not_in_lse": "the bias is left out of the log-sum-exp",
@@ -69,11 +68,11 @@ CAUSES = {
     "mask_added": "the mask is added to the scores as 0 and 1",
     "mask_of_next_batch": "the mask of another place is used: each batch reads that of the next batch",
     "mask_of_kv_head": "the mask of another place is used: each head reads that at the index of the head of K and V",
-    "mask_taken_for_dense": UNKNOWN,
+    "mask_taken_for_dense": "the mask of another place is used: it is read as if it were dense",
     "mask_in_pv_only": "hidden keys are left out of P V, but not of the row sum",
     "mask_empty_row_mean": "a row that sees no key is the mean of V",
     "mask_empty_row_divides": "NaN exactly in the queries that see no key: 0/0 at the end",
-    "mask_before_cap": UNKNOWN,
+    "mask_before_cap": "the mask is applied before the soft cap",
     "mask_replaces_causal": "the causal mask is none where it should be top left",
     "mask_lost_with_bias": "the mask is ignored",
     "v_first_64": "only the first 64 of the 128 dims of V are computed",
@@ -159,7 +158,7 @@ def test_the_twin_is_right() -> None:
     ),
 )
 def test_each_mistake_is_caught_and_gets_no_other_name(name: str) -> None:
-    """The check that must reject a kernel does, and the diagnosis names its mistake, or none."""
+    """The check that must reject a kernel does, and the diagnosis names its mistake."""
     wrong = next(wrong_results(name))
     assert FAULTS[name].caught_by in wrong.caught_by
     assert CAUSES[name] in (wrong.diagnosis.cause if wrong.diagnosis else wrong.message)

@@ -303,12 +303,31 @@ MISTAKES = [
     (BIAS, f"{BIAS}[:1]", "biasbq", "each batch reads that of batch 0"),
     (BIAS, f"{BIAS}.roll(-1, 2)", "biasq", "each query reads that of the next query"),
     (BIAS, f"{BIAS}.transpose(2, 3)", "biasq", "it is read transposed, with query and key exchanged"),
+    (BIAS, f"{BIAS} * (1 + (keys >= 48))", "biasbhq", "the bias is added twice in the last tile of 16 keys"),
+    (
+        BIAS,
+        "attn_bias[:1, :, :1].flatten().repeat(128).view(attn_bias.shape).float()",
+        "biash",
+        "it is read as if it were dense, its strides of 0 are ignored",
+    ),
+    (
+        BIAS,
+        "attn_bias.reshape(2, seq_q, 4, seq_k).transpose(1, 2).float()",
+        "biasbhq",
+        "it is read as [batch, query, head, key], not as [batch, head, query, key]",
+    ),
     (*BEFORE_CAP, "cap2-biasbhq", "the bias or ALiBi is added before the soft cap"),
     ("if attn_mask is not None", "if False", "maskbhq", "the mask is ignored"),
     ("~attn_mask", "attn_mask", "maskbhq", "the mask is inverted: true hides a key"),
     ("~attn_mask", "attn_mask", "mask", "the mask is inverted: true hides a key"),
     ("~attn_mask", "~attn_mask.roll(-1, 1)", "maskhq", "each head reads that of the next head"),
     ("~attn_mask", "~attn_mask[:, :1]", "maskbh", "each head reads that of head 0"),
+    (
+        "~attn_mask",
+        "~attn_mask.reshape(2, seq_q, 4, seq_k).transpose(1, 2)",
+        "maskbhq",
+        "it is read as [batch, query, head, key], not as [batch, head, query, key]",
+    ),
     (
         "~attn_mask",
         "~attn_mask[:, :2].repeat_interleave(2, 1)",
@@ -371,6 +390,23 @@ def test_a_mistake_is_named(variant_of: VariantOf, right: str, wrong: str, part:
     assert (result.outcome, result.diagnosis is None) == ("wrong", False), result.message
     assert result.diagnosis is not None
     assert cause in result.diagnosis.cause
+
+
+@pytest.mark.parametrize(
+    ("part", "cause"),
+    [
+        ("biasq", "the bias is left out of the log-sum-exp"),
+        ("alibi", "ALiBi is left out of the log-sum-exp"),
+    ],
+)
+def test_a_log_sum_exp_without_a_part_is_named(variant_of: VariantOf, part: str, cause: str) -> None:
+    """A kernel whose output is right, and whose log-sum-exp is that of scores without a part, is told which."""
+    source = KERNEL.replace("    if attn_bias", "    plain = scores\n    if attn_bias", 1)
+    source = source.replace("scores.logsumexp(-1)", "plain.masked_fill(scores.isinf(), -torch.inf).logsumexp(-1)", 1)
+    result = judged(variant_of(source), f"b2h4s64d64-fp16-{part}-seed0")
+    assert (result.outcome, result.diagnosis is None) == ("wrong", False), result.message
+    assert result.diagnosis is not None
+    assert result.diagnosis.cause == cause
 
 
 @pytest.mark.parametrize("part", ["biasbhq", "maskhq", "alibi"])

@@ -245,6 +245,12 @@ MISTAKES = [
         "cap2",
         "the soft cap is applied before the scale",
     ),
+    (
+        "scores = softcap * torch.tanh(scores / softcap)",
+        "scores[..., :64] = softcap * torch.tanh(scores[..., :64] / softcap)",
+        "sk80-cap2",
+        "the soft cap is not applied in the last tile of 16, 32 or 64 keys",
+    ),
 ]
 
 

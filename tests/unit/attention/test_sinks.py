@@ -286,6 +286,12 @@ MISTAKES = [
         "sink",
         "exp(sink) is added to the row sum, not exp(sink - max)",
     ),
+    (
+        "nan_to_num()[..., :seq_k]",
+        "nan_to_num()\n    p[..., 0] += p[..., -1]\n    p = p[..., :seq_k]",
+        "sink",
+        "the weight of the sink goes to V of key 0",
+    ),
 ]
 
 
