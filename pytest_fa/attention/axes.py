@@ -7,6 +7,7 @@ heads share, and `-mask` one of keys alone.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 

@@ -162,6 +162,12 @@ class Ragged(Part):
         words = {"seqlens_k": {"keys", "both"}, "seqlens_q": {"both"}}
         return tuple(word for word, claims in words.items() if claims & supported)
 
+    def refusal_in(self, case: Shape, conventions: Mapping[str, str]) -> str | None:
+        """A window at the first key is that of the case with equal lengths only."""
+        if not case.value_of("ragged") or conventions.get("window_align") is None:
+            return None
+        return "with `conventions: {window_align: top_left}`, no case is ragged"
+
     # -- the call ---------------------------------------------------------------------------------------------------
 
     def arguments(self, case: Shape) -> Mapping[str, Any]:  # noqa: ARG002

@@ -156,7 +156,8 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
         return plain
     case, supports = property_case(variant), variant.supports
     if name in ON_RAGGED_CASES:
-        return case.with_fields(RAGGED.fields_with(RAGGED.supported(supports)[-1], case.heads))
+        plain = _with_dtype(case, variant, dtypes)
+        return plain.with_fields(RAGGED.fields_with(RAGGED.supported(supports)[-1], case.heads))
     claims = claims_of(variant, dtypes) if variant.role == "candidate" and not variant.cases else []
     if not claims:
         return case
@@ -167,6 +168,13 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
     changed = claim.applied_to(sized).with_fields({"fp8_out": supports.fp8_out_of(claim.dtype)})
     needs_bhsd = name in NEEDS_BHSD and "bhsd" in supports.layout
     return changed.with_fields({"layout": "bhsd"}) if needs_bhsd else changed
+
+
+def _with_dtype(case: Case, variant: Variant, dtypes: tuple[str, ...]) -> Case:
+    """The case in the first of these dtypes that the variant has; unchanged without any."""
+    found = ((dtype, head_dim) for dtype, head_dim in variant.instantiations if dtype in dtypes)
+    dtype, head_dim = next(found, (case.dtype, case.head_dim))
+    return case.with_dtype(dtype).with_fields({"head_dim": head_dim, "fp8_out": variant.supports.fp8_out_of(dtype)})
 
 
 def applies(name: str, variant: Variant, device: Device) -> bool:

@@ -16,26 +16,32 @@ import torch
 
 def forward(
     q, k, v, out, lse, scale, causal, window_left, window_right, softcap, sink, attn_bias, attn_mask, alibi_slopes,
+    seqlens_q, seqlens_k,
 ):
     counts = dict(each.split("=") for each in COUNTS.split())
     heads, kv_heads, seq_q, seq_k = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
     order = [h % kv_heads if "groups" in counts else h * kv_heads // heads for h in range(heads)]
     k, v = k[:, order].float(), v[:, order].float()
+    len_q, len_k = (
+        length if lengths is None else lengths[:, None, None, None]
+        for length, lengths in ((seq_q, seqlens_q), (seq_k, seqlens_k))
+    )
+    v = v.masked_fill(torch.arange(seq_k)[:, None] >= len_k, 0.0)
     scores = q.float() @ k.transpose(2, 3) * (scale * math.log(2) if "scale" in counts else scale)
     keys, queries = torch.arange(seq_k), torch.arange(seq_q)[:, None]
     added = torch.zeros(1) if attn_bias is None else attn_bias.float()
     if alibi_slopes is not None:
-        distance = queries + (0 if "alibi_align" in counts else seq_k - seq_q) - keys
+        distance = queries + (0 if "alibi_align" in counts else len_k - len_q) - keys
         added = added - alibi_slopes[:, None, None] * (distance if "alibi" in counts else distance.abs())
     if "add" in counts and softcap:
         scores, added = scores + added, torch.zeros(1)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores + added
-    hidden = torch.zeros(seq_q, seq_k, dtype=torch.bool)
+    hidden = (keys >= len_k) & (queries >= 0)
     if causal:
-        hidden = hidden | (keys > queries + (0 if counts.get("causal") == "top_left" else seq_k - seq_q))
-    own = queries + (0 if "window_align" in counts else seq_k - seq_q)
+        hidden = hidden | (keys > queries + (0 if counts.get("causal") == "top_left" else len_k - len_q))
+    own = queries + (0 if "window_align" in counts else len_k - len_q)
     open_side = None if "window_open" in counts else -1
     if window_left != open_side:
         hidden = hidden | (keys < own - (window_left - ("window" in counts)))
@@ -57,7 +63,8 @@ def forward(
     if "lse_order" in counts:
         total = total.permute((0, 2, 1) if counts["lse_order"] == "bsh" else (1, 0, 2))
     lse.view(-1).copy_(total.reshape(-1))
-    return out.copy_(result)
+    past = 0.0 if "rows_past" in counts else out
+    return out.copy_(torch.where(queries < len_q, result.to(out.dtype), past))
 
 
 def softmax_times_v(scores, v, sink):
@@ -94,14 +101,16 @@ KERNELS = {
     return sum(result * w[..., None] for (result, _), w in zip(parts, weights)), total
 """,
 }
-WORDS = "scale, causal, window_left, window_right, softcap, sink, attn_bias, attn_mask, alibi_slopes"
+WORDS = (
+    "scale, causal, window_left, window_right, softcap, sink, attn_bias, attn_mask, alibi_slopes, seqlens_q, seqlens_k"
+)
 ENTRY = f"""\
 entry:
   target: "entry:forward"
   call: {{arguments: [q, k, v, out, lse, {WORDS}]}}
 returns: [out, lse]
 supports: {{device: [cpu], dtype: [fp16, fp32], causal: [none, bottom_right], grouped_heads: true, softcap: true,
-  window: [none, left, both], sink: true, bias: true, mask: true, alibi: true}}
+  window: [none, left, both], sink: true, bias: true, mask: true, alibi: true, ragged: true}}
 """
 
 
