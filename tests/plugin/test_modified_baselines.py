@@ -63,8 +63,9 @@ def flex(new_project: NewProject) -> Project:
 
 @pytest.mark.parametrize("share", [6, pytest.param(1, marks=pytest.mark.nightly)])
 def test_flex_attention_takes_every_part(flex: Project, share: int) -> None:
-    """Without a compiler, it computes the same; the suite has every pair of parts."""
-    cases = [case.id for case in SUITES["modifiers"] if case.dtype in ("fp16", "bf16")][::share]
+    """Without a compiler, it computes the same; the suite has every pair of parts.  It has no lengths of sequences."""
+    even = [case for case in SUITES["modifiers"] if not case.value_of("ragged")]
+    cases = [case.id for case in even if case.dtype in ("fp16", "bf16")][::share]
     run = flex.run(
         f"--fa-case={','.join(cases)}",
         "--fa-variant=flex_on_cpu",
