@@ -23,10 +23,25 @@ if TYPE_CHECKING:
 LONGEST = None
 EDGES = (LONGEST, 0, 1, 63, 64, 65, 127, 128, 129)
 # By pattern, the steps through `EDGES` from one sequence to the next, for queries and for keys.  With a step of 0, all
-# sequences have the longest length.
-STEPS = {1: (0, 4), 2: (7, 5), 3: (2, 8)}
+# sequences have the longest length.  With `SPREAD`, lengths fall evenly from the longest one, as in a server's batch.
+SPREAD = -1
+STEPS = {1: (0, 4), 2: (7, 5), 3: (2, 8), 4: (0, SPREAD)}
 SEQUENCES = 4  # of a small case
 LOOK = "look at the lengths"
+# Of the suite `ragged`: all edges on both sides, and batches as of a server: new tokens of Llama, Qwen and gpt-oss
+# models, and chunks of prompts.
+SHAPES = (
+    "b9h4s129d64-fp16-kv2-var1",
+    "b9h4s257d64-fp16-var2",
+    "b9h4s257d128-bf16-causal_br-kv2-var3",
+    "b9h4s129d128-fp16-causal_br-kv1-sk257-var2-bshd",
+    "b16h32s1d128-fp16-kv8-sk4096-var4",
+    "b64h32s1d128-fp16-kv8-sk8192-var4",
+    "b8h64s1d128-bf16-kv8-sk32768-var4",
+    "b8h32s4d128-fp16-causal_br-kv8-sk4096-var4",
+    "b16h64s1d64-bf16-win127_0-kv8-sk8192-var4-sink",
+    "b4h32s512d128-fp16-causal_br-kv8-sk4096-var4",
+)
 
 
 class Ragged(Part):
@@ -38,7 +53,9 @@ class Ragged(Part):
     rows = (
         ("`-var1`", "a ragged batch: sequences with 0, 1, 63 to 65, 127 to 129 and all keys"),
         ("`-var2`, `-var3`", "the same for keys and queries, in other orders"),
+        ("`-var4`", "a ragged batch: the numbers of keys fall evenly from the longest"),
     )
+    shapes = {"ragged": SHAPES}
     supports = "ragged"
     claims = ("none", "keys", "both")
     words = {
@@ -101,10 +118,8 @@ class Ragged(Part):
         if not (pattern := case.value_of("ragged")):
             return None
         of_queries, of_keys = STEPS[pattern]
-        return tuple(
-            (_length(number * of_queries, case.seq_q), _length(number * of_keys, case.seq_k))
-            for number in range(case.batch)
-        )
+        queries, keys = _lengths(of_queries, case.batch, case.seq_q), _lengths(of_keys, case.batch, case.seq_k)
+        return tuple(zip(queries, keys, strict=True))
 
     def size_bytes(self, case: Shape) -> int:
         """An int32 for each length."""
@@ -263,10 +278,12 @@ def with_lengths(inputs: Any, lengths: Mapping[str, torch.Tensor]) -> Any:  # `g
     return _with_padding(meant._replace(extra={**meant.extra, **lengths}), math.nan)
 
 
-def _length(place: int, longest: int) -> int:
-    """The length of a place in `EDGES`, at most the longest one."""
-    edge = EDGES[place % len(EDGES)]
-    return longest if edge is LONGEST else min(edge, longest)
+def _lengths(step: int, batch: int, longest: int) -> list[int]:
+    """The length of each sequence, at most the longest one."""
+    if step == SPREAD:
+        return [longest * (batch - number) // batch for number in range(batch)]
+    edges = (EDGES[number * step % len(EDGES)] for number in range(batch))
+    return [longest if edge is LONGEST else min(edge, longest) for edge in edges]
 
 
 def _with_padding(inputs: Any, value: float) -> Any:  # `gpu.inputs.Inputs`

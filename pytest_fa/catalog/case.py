@@ -152,7 +152,7 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def touched(self) -> Case:
-        """This case with the queries and keys alone that a call must read."""
+        """This case with the queries and keys alone that a call must read, if its batches have the same lengths."""
         for part in parts.PARTS:
             if lengths := part.lengths_touched(self):
                 return msgspec.structs.replace(self, seq_q=lengths[0], seq_k=lengths[1])
@@ -171,13 +171,24 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def bytes_per_call(self) -> int:
-        """The bytes of q, k, v and out, each read or written once, without padding; scores do not read v."""
+        """The bytes of all tensors, each read or written once, without padding; scores do not read v."""
+        return self._bytes_of_four + sum(part.size_bytes(self) for part in parts.PARTS)
+
+    @property
+    def touched_bytes(self) -> int:
+        """The least bytes of a call, without keys that no query sees; in a ragged batch, those of q, k, v and out."""
+        if self._sequence_lengths is None:
+            return self.touched.bytes_per_call
+        return sum(each.touched._bytes_of_four for each in self.sequences)  # noqa: SLF001  # of another case
+
+    @property
+    def _bytes_of_four(self) -> int:
+        """The bytes of q, k, v and out."""
         lengths = self._sequence_lengths or ((self.batch * self.seq_q, self.batch * self.seq_k),)
         queries, keys = (sum(of_side) for of_side in zip(*lengths, strict=True))
         of_key = self.head_dim + (0 if self.computes == "scores" else self.head_dim_v)
         inputs = ELEMENT_BYTES[self.dtype] * (self.heads * queries * self.head_dim + self.kv_heads * keys * of_key)
-        others = sum(part.size_bytes(self) for part in parts.PARTS)
-        total: int = inputs + others + ELEMENT_BYTES[self.out_dtype] * self.heads * queries * self.out_shape[3]
+        total: int = inputs + ELEMENT_BYTES[self.out_dtype] * self.heads * queries * self.out_shape[3]
         return total
 
     @property

@@ -55,7 +55,7 @@ class Ceilings(msgspec.Struct, frozen=True):
         a power cap, at a lower clock.  Timed calls come in short runs with pauses, so their clock lies between that and
         the highest.  They can exceed the rate as far as the clock is higher.
         """
-        size = case.touched.bytes_per_call
+        size = case.touched_bytes
         in_l2 = min(size, l2_bytes if l2_bytes is not None else size)
         l2_us = in_l2 / self.l2_copy_gb_per_s / 1e3 if self.l2_copy_gb_per_s else 0.0
         measured_mhz = self.clocks_during.sm_mhz if self.clocks_during else 0
