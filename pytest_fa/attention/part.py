@@ -219,6 +219,10 @@ class Part:
         values: tuple[Any, ...] = supports.values_of(self.supports, self.claims[:1])
         return values
 
+    def is_claimed(self, supports: Any) -> bool:  # `catalog.variant.Supports`
+        """Whether a manifest claims more than that cases have nothing of this part."""
+        return self.supported(supports) != self.claims[:1]
+
     def shown_claims(self, supports: Any) -> str:  # `catalog.variant.Supports`
         """The same in a message."""
         return ", ".join(map(shown, self.supported(supports)))
@@ -340,16 +344,16 @@ class Part:
 
     def passed_by(self, variant: Any) -> tuple[str, ...]:  # `catalog.variant.Variant`
         """The keywords, besides `always`, that the function of a variant without `entry.call` must take."""
-        is_claimed = bool(self.supports) and len(self.supported(variant.supports)) > 1
+        is_claimed = bool(self.supports) and self.is_claimed(variant.supports)
         return tuple(word for word in self.words if word not in self.always) if is_claimed else ()
 
     def call_problem(self, call: Any, supports: Any) -> str | None:  # `catalog.variant.Call`, `Supports`
         """What is wrong with an `entry.call` because of this part, or None."""
-        if not self.supports or len(supported := self.supported(supports)) == 1:
+        if not self.supports or not self.is_claimed(supports):
             return None
         for word in self.words:
             if not call.passes(word):
-                claimed = ", ".join(map(shown, supported))
+                claimed = self.shown_claims(supports)
                 return f"entry.call does not pass {word!r}, but supports.{self.supports} is {claimed}; pass it"
         return None
 
@@ -364,7 +368,7 @@ class Part:
 
     def convention_problem(self, key: str, variant: Any) -> str | None:  # `catalog.variant.Variant`
         """Why a variant cannot declare another value than the plain one, after the key and the value; or None."""
-        is_claimed = not self.supports or len(self.supported(variant.supports)) > 1
+        is_claimed = not self.supports or self.is_claimed(variant.supports)
         return None if is_claimed else f"supports.{self.supports} is not claimed; claim it, or drop {key}"
 
     def refusal_in(self, case: Shape, conventions: Mapping[str, str]) -> str | None:  # noqa: ARG002

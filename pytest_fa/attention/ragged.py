@@ -177,6 +177,12 @@ class Ragged(Part):
         words = {"seqlens_k": {"keys", "both"}, "seqlens_q": {"both"}}
         return tuple(word for word, claims in words.items() if claims & supported)
 
+    def convention_problem(self, key: str, variant: Any) -> str | None:  # `catalog.variant.Variant`
+        """Only lengths of queries leave rows of the output."""
+        if "both" in self.supported(variant.supports):
+            return None
+        return f"supports.ragged does not list both, and each row has a query; list it, or drop {key}"
+
     def refusal_in(self, case: Shape, conventions: Mapping[str, str]) -> str | None:
         """A window at the first key is that of the case with equal lengths only."""
         if not case.value_of("ragged") or conventions.get("window_align") is None:

@@ -110,7 +110,7 @@ def properties_of(variant: Variant) -> tuple[str, ...]:
     if variant.computes != "attention":
         left_out |= ATTENTION_ONLY
     left_out |= {name for name in ON_PLAIN_CASES if name not in left_out and _plain_case(variant, name, ()) is None}
-    if len(RAGGED.supported(variant.supports)) == 1:
+    if not RAGGED.is_claimed(variant.supports):
         left_out |= {*ON_RAGGED_CASES}
     return tuple(name for name in PROPERTIES if name not in left_out)
 

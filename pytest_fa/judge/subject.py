@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from pytest_fa.attention import parts
+from pytest_fa.attention.ragged import PART as RAGGED
 from pytest_fa.attention.rows import RowTruth
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Tolerance, Variant
@@ -14,6 +16,7 @@ from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.inputs import Inputs, Output, bits_of, clone, make_inputs, poisoned_output, poisoned_rows
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.output_check import check_output, with_rows
+from pytest_fa.judge.padding import rows_of
 from pytest_fa.judge.truth import Truth
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.records.checks import Check
@@ -75,8 +78,11 @@ class PropertySubject:
         )
 
     def changed(self, inputs: Inputs, change: Callable[[Inputs], Inputs]) -> Inputs:
-        """The inputs after `change` of their values, which then are quantised again in e4m3."""
-        return change(inputs) if inputs.descales is None else change(inputs.exact()).quantised()
+        """The inputs after `change` of their values, which then are quantised again in e4m3, without NaN of padding."""
+        if inputs.descales is None:
+            return change(inputs)
+        changed: Inputs = RAGGED.call_given(change(RAGGED.call_meant(inputs).exact()).quantised())
+        return changed
 
     def output(self, inputs: Inputs) -> Output:
         """A new output for a call on `inputs`, and the further ones that the variant returns, filled with NaN."""
@@ -114,8 +120,16 @@ class PropertySubject:
         for name, original in before.parts.items():
             if not torch.equal(bits_of(inputs.parts[name]), bits_of(original)):
                 raise WrongResult("inputs", f"the kernel changed its input {name}")
-        self._last_call = before, buffer
+        self._last_call = before, self.settled(inputs, buffer)
         return buffer
+
+    def settled(self, inputs: Inputs, output: Output) -> Output:
+        """The same output, with 0 in the rows that the variant may leave undefined."""
+        padding = parts.padding(inputs)
+        if padding is not None and padding.rule == "any":
+            for tensor in output.tensors:
+                tensor.masked_fill_(rows_of(padding, tensor), 0.0)
+        return output
 
     @property
     def more_outputs(self) -> tuple[str, ...]:

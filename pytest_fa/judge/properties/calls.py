@@ -50,6 +50,8 @@ def new_lengths(subject: PropertySubject) -> None:
 def new_shape(subject: PropertySubject) -> None:
     """A call on the same memory, with its batches as heads of one batch, gives the result for the new shape."""
     private = subject.inputs()
+    if not private.extra.keys().isdisjoint(RAGGED.words):
+        raise UnsupportedCase("the batches have lengths of their own, and cannot be heads of one batch")
     inputs, out = subject.visible_call(private)
     subject.call(inputs, out)
     if inputs.q.stride(0) != inputs.q.shape[1] * inputs.q.stride(1):
@@ -122,7 +124,7 @@ def _require_no_shared_state(subject: PropertySubject) -> None:
         Script(tuple(_steps(subject, inputs, own, generator) for inputs, own in zip(sets, outs, strict=True)))
     )
     subject.candidate.lending.take_back()
-    copies = [[out.clone() for out in own] for own in outs]
+    copies = [[subject.settled(inputs, out.clone()) for out in own] for inputs, own in zip(private, outs, strict=True)]
     for index, (inputs, own) in enumerate(zip(private, copies, strict=True)):
         subject.require_right("streams", own[-1], inputs, f" (thread {index})")
     differing = [sum(out.differs(right) > 0 for out in own) for own, right in zip(copies, expected, strict=True)]

@@ -11,6 +11,7 @@ from pytest_fa.attention import parts
 from pytest_fa.attention.grouped_heads import key_heads
 from pytest_fa.errors import NoTruth, WrongResult
 from pytest_fa.gpu.inputs import LINEAR_IN, Inputs, Output, clone, is_poison
+from pytest_fa.judge.padding import cleared
 from pytest_fa.judge.policies import ulp
 from pytest_fa.judge.properties.cut import cut
 from pytest_fa.judge.subject import PropertySubject
@@ -42,7 +43,7 @@ def hard_data(subject: PropertySubject) -> None:
     subject.require_right("hard_data", output, inputs_of_ones, " (V full of ones)")
     if not subject.is_exact:
         return
-    out = output.out
+    out = cleared(parts.padding(inputs_of_ones), output.out)
     exact = subject.exact(inputs_of_ones)  # 1, 0 in rows that see no key, and less than 1 beside a sink
     worst = float((out.double() - exact).abs().max()) if out.numel() else 0.0
     if not worst <= ulp(1.0, out.dtype):

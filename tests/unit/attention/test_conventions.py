@@ -211,6 +211,7 @@ def test_a_wrong_value_is_one_error(variant_of: VariantOf, declared: str, proble
             "but supports.window is not claimed; claim it, or drop",
         ),
         ("sink: base2", ("sink: true, ", ""), "but supports.sink is not claimed; claim it, or drop sink"),
+        ("rows_past: any", ("ragged: true", "ragged: [none, keys]"), "but supports.ragged does not list both"),
         ("scale: times_log2e", ("lse, scale,", "lse,"), "but entry.call does not pass 'scale'; pass it, or drop scale"),
     ],
 )
@@ -224,6 +225,16 @@ def test_what_has_no_use_is_one_error(
     with pytest.raises(ManifestError) as error:
         counting_kernel(write_variant, tmp_path, "plain", "", declared, entry)
     assert problem in str(error.value)
+
+
+def test_a_part_that_every_case_has_is_claimed(write_variant: WriteVariant, tmp_path: Path) -> None:
+    """A kernel for windows or ragged batches alone declares how it counts them."""
+    entry = ENTRY.replace("causal: [none, bottom_right], ", "")
+    for own, claims, declared in (
+        ("[none, left, both]", "[left]", "window: total"),
+        ("ragged: true", "ragged: [both]", "rows_past: any"),
+    ):
+        assert counting_kernel(write_variant, tmp_path, "plain", "", declared, entry.replace(own, claims)).conventions
 
 
 def test_negative_sides_need_none_for_an_open_one(write_variant: WriteVariant, tmp_path: Path) -> None:
