@@ -23,6 +23,7 @@ from pytest_fa.gpu.inputs import Inputs, clone
 from pytest_fa.judge.cross_checks import cross_check_all
 from pytest_fa.judge.fingerprints import sha256_of
 from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.padding import cleared
 from pytest_fa.judge.policies import READS_SPREAD
 from pytest_fa.judge.row_outputs import make_row_truth
 from pytest_fa.judge.truth import Truth
@@ -114,7 +115,9 @@ class TruthStore:
         if self.source is None:
             raise NoTruth(f"{own_truth.title} needs a process of its own, which this run cannot start")
         self.announce()
-        return self.source.truth_of(own_truth, inputs, rounds, policy)._replace(padding=parts.padding(inputs))
+        own, padding = self.source.truth_of(own_truth, inputs, rounds, policy), parts.padding(inputs)
+        out, same_precision = (cleared(padding, each) for each in (own.out, own.same_precision))
+        return own._replace(out=out, same_precision=same_precision, padding=padding)
 
     def _row_truth_of(self, output: str, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> RowTruth:
         part = parts.outputs()[output]

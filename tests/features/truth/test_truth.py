@@ -99,6 +99,32 @@ def ends(q, k, v, *, scale):
 def other(q, k, v, *, scale):
     return truth(q, k, v, scale=scale) * 1.1
 """
+RAGGED_TRUTH = """\
+import torch
+
+
+def weights(q, k, scale, seqlens_k):
+    scores = q @ k.transpose(2, 3) * scale
+    hidden = torch.arange(k.shape[2]) >= seqlens_k.view(-1, 1, 1, 1)
+    return torch.softmax(scores.masked_fill(hidden, float("-inf")), -1).nan_to_num()
+
+
+def truth(q, k, v, *, scale, seqlens_q, seqlens_k):
+    return weights(q, k, scale, seqlens_k) @ v
+
+
+def reference(q, k, v, *, scale, dtype, seqlens_q, seqlens_k):
+    p = weights(q, k, scale, seqlens_k)
+    largest = p.amax(-1, keepdim=True).clamp_min(1e-300)
+    return (p / largest).to(dtype).double() @ v * largest
+"""
+RAGGED_KERNEL = """
+
+def forward(q, k, v, *, scale, causal="none", out=None, seqlens_q, seqlens_k):
+    past = (torch.arange(k.shape[2])[:, None] >= seqlens_k.view(-1, 1, 1, 1))
+    result = weights(q.float(), k.float(), scale, seqlens_k) @ v.float().masked_fill(past, 0.0)
+    return result.to(q.dtype).masked_fill(torch.arange(q.shape[2])[:, None] >= seqlens_q.view(-1, 1, 1, 1), 0.0)
+"""
 BAD = {
     "nan": "returned NaN at [0, 1, 2, 3], not finite in 1 of 8192 elements (the output of a row that sees no key is 0)",
     "short": "returned an output of shape [1, 2, 63, 64]; the kernel's is [1, 2, 64, 64]",
@@ -178,6 +204,17 @@ def test_known_mistakes_are_not_compared(slides: Project) -> None:
         (),
         "",
     )
+
+
+def test_rows_that_belong_to_no_query_need_no_truth(new_project: NewProject) -> None:
+    """A function of a ragged batch may return anything there."""
+    project = new_project("ragged")
+    project.write("ragged.py", RAGGED_TRUTH)
+    claims = "returns: [out]\nconventions: {rows_past: zero}\ntruth: ../../ragged.py:truth,reference\n"
+    ragged = PLAIN.replace("dtype: [fp16, bf16]", "ragged: [both]") + claims
+    project.python_variant("ragged", f"{RAGGED_TRUTH}{RAGGED_KERNEL}", ragged)
+    run = project.suite("--fa-case=b4h2s150d64-fp16-var2-seed0", "-k", "test_correct", "--fa-variant=ragged")
+    assert run.ret == 0, run.text
 
 
 @pytest.mark.nightly
