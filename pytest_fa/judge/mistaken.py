@@ -84,7 +84,18 @@ class Predictor:
         return Predictor(self.inputs, self.truth, rounds)
 
     def predict(self, mistake: Mistake, selection: Selection) -> Truth:
-        """The selected part of a mistake's output, in the form of a truth: exact, and as an ideal kernel rounds it."""
+        """The selected part of a mistake's output, in the form of a truth: exact, and as an ideal kernel rounds it.
+
+        Rows that belong to no query are 0, as in the output that is compared with it.
+        """
+        predicted = self._predict(mistake, selection)
+        if (padding := parts.padding(self.inputs)) is None:
+            return predicted
+        rows = selection.of(padding.rows.expand(self.inputs.q.shape[:3]))[..., None]
+        out, same_precision = (each.masked_fill(rows, 0.0) for each in (predicted.out, predicted.same_precision))
+        return predicted._replace(out=out, same_precision=same_precision)
+
+    def _predict(self, mistake: Mistake, selection: Selection) -> Truth:
         if mistake.arrange is not None and mistake.is_arranged_truth:
             return selection.of_truth(arranged(mistake.arrange, self.truth, self.truth, self.inputs.output_dtype))
         changed = mistake.change(self.inputs) if mistake.change else self.inputs

@@ -60,8 +60,10 @@ def _reason(out: torch.Tensor, computed: torch.Tensor, inputs: Inputs) -> str:
 
 
 def _without_key(inputs: Inputs) -> torch.Tensor:
-    """The queries that see no key, [seq_q]."""
-    return all_hidden(inputs, positions_of(inputs, torch.arange(inputs.q.shape[2], device=inputs.q.device))).all(-1)
+    """The queries that see no key, [seq_q] or with batch and heads."""
+    queries = torch.arange(inputs.q.shape[2], device=inputs.q.device)
+    see_none, padding = all_hidden(inputs, positions_of(inputs, queries)).all(-1), parts.padding(inputs)
+    return see_none if padding is None else see_none & ~padding.rows
 
 
 def _overflow(rows: RowScores, bad_rows: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -18,9 +18,7 @@ from pytest_fa.catalog.properties import (
     PROPERTIES,
     STRIDES_OF,
     applies,
-    case_of_property,
     declared_against,
-    properties_of,
     property_case,
 )
 from pytest_fa.catalog.variant import Call, Variant
@@ -31,7 +29,7 @@ from pytest_fa.judge.pipeline import run_case
 from pytest_fa.judge.properties import memory
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.wire.jobs import CaseJob, CaseResult
-from tests.factories import MANIFEST, PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
 MakeVariant = Callable[..., Variant]
 ON_CPU = [name for name in PROPERTIES if name not in ON_GPU | PROMISED]
@@ -339,38 +337,3 @@ def test_far_offsets_needs_free_memory(
     with pytest.raises(UnsupportedCase, match="GPU memory") as refusal:
         properties.PROPERTIES["far_offsets"](subject)
     assert type(refusal.value) is refused_with
-
-
-RAGGED_ALONE = """\
-import torch
-
-
-def forward(q, k, v, *, scale, out, seqlens_q, seqlens_k, causal="none", **descales):
-    q, k, v = (
-        tensor.float() * descale[..., None, None] for tensor, descale in zip((q, k, v), descales.values())
-    ) if descales else (q.float(), k.float(), v.float())
-    for batch, (queries, keys) in enumerate(zip(seqlens_q.tolist(), seqlens_k.tolist())):
-        p = torch.softmax(q[batch, :, :queries] @ k[batch, :, :keys].mT * scale, -1)
-        out[batch, :, :queries] = p.to(out.dtype).float() @ v[batch, :, :keys]
-        out[batch, :, queries:].PAST
-    return out
-"""
-
-
-@pytest.mark.parametrize("dtype", ["fp16", "e4m3"])
-@pytest.mark.parametrize(("past", "written"), [("untouched", "size()"), ("any", "random_()")])
-def test_a_kernel_of_ragged_batches_alone_keeps_every_property(
-    write_variant: WriteVariant, tmp_path: Path, dtype: str, past: str, written: str
-) -> None:
-    """None blames it for rows that belong to no query, and that of lengths is among them."""
-    manifest = (
-        MANIFEST + 'entry: {kind: python, target: "entry:forward"}\n'
-        f"supports: {{device: [cpu], dtype: [{dtype}], ragged: [both]}}\nrounds: [p]\n"
-        f"conventions: {{rows_past: {past}}}\n" + "tolerance: fp8\n" * (dtype == "e4m3")
-    )
-    folder = write_variant("ragged_alone", manifest=manifest, **{"entry.py": RAGGED_ALONE.replace("PAST", written)})
-    (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
-    names = [name for name in properties_of(variant) if name not in ON_GPU]
-    outcomes = {name: hold(variant, name, case_of_property(variant, name)).outcome for name in names}
-    assert (outcomes.pop("new_shape"), "new_lengths" in outcomes) == ("unsupported", True)
-    assert outcomes == dict.fromkeys(outcomes, "ok")
