@@ -90,7 +90,7 @@ struct FaForwardArgs {
   int64_t head_dim_v; /* FA_HEAD_DIM_V: head_dim of v and out if it is not that of q and k; see fa_copy_args */
 
   /* [batch], contiguous, on the device: the numbers of queries and keys of each sequence, at most seq_q and seq_k.  What is at
-   * or behind them is padding: rows of out and lse are not written, and rows of q, k and v may hold NaN. */
+   * or behind them is padding: rows of out are not written, those of lse need not be, and rows of q, k and v may hold NaN. */
   const int32_t* seqlens_q; /* FA_SEQLENS_Q */
   const int32_t* seqlens_k; /* FA_SEQLENS_K */
 };

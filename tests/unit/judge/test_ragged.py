@@ -23,7 +23,7 @@ import torch
 def forward(q, k, v, *, scale, out, seqlens_q, seqlens_k, causal="none", **descales):
     factors = descales.values() if descales else [torch.ones(1, 1)] * 3
     q, k, v = (tensor.float() * factor[..., None, None] for tensor, factor in zip((q, k, v), factors))
-    for batch, (queries, keys) in enumerate(zip(seqlens_q.tolist(), seqlens_k.tolist())):
+    for batch, (queries, keys) in enumerate(zip(seqlens_q.tolist(), LENGTHS.tolist())):
         s = q[batch, :, :queries] @ k[batch, :, :keys].mT * scale
         if causal == "bottom_right":
             s = s + torch.full(s.shape[1:], -torch.inf).triu(ALIGNED + 1)
@@ -32,7 +32,7 @@ def forward(q, k, v, *, scale, out, seqlens_q, seqlens_k, causal="none", **desca
         out[batch, :, queries:].PAST
     return out
 """
-RIGHT = {"ALIGNED": "keys - queries", "EMPTY": "0.0", "PAST": "size()"}
+RIGHT = {"LENGTHS": "seqlens_k", "ALIGNED": "keys - queries", "EMPTY": "0.0", "PAST": "size()"}
 
 
 def kernel(
@@ -84,3 +84,11 @@ def test_a_mistake_gets_its_name(write_variant: WriteVariant, tmp_path: Path, wo
     diagnosis = judged(kernel(write_variant, tmp_path, {word: text}), case).diagnosis
     assert bool(diagnosis) == bool(cause)
     assert diagnosis is None or cause in diagnosis.cause
+
+
+def test_no_sequence_need_fill_the_tensors(write_variant: WriteVariant, tmp_path: Path) -> None:
+    """A kernel that takes the longest sequence for as long as K is wrong."""
+    lengths = "seqlens_k.where(seqlens_k < seqlens_k.max(), k.shape[2])"
+    variant = kernel(write_variant, tmp_path, {"LENGTHS": lengths})
+    result = judged(variant, case_of_property(variant, "new_lengths"), "new_lengths")
+    assert result.caught_by == ("new_lengths",)
