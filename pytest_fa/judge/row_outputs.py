@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -48,7 +49,7 @@ def check_rows(name: str, rows: torch.Tensor, truth: RowTruth) -> tuple[Bound, L
 
     A row without keys must be -inf and a row whose truth is NaN must be NaN; every other row must be finite.
     """
-    got = cleared(truth.padding, parts.outputs()[name].rows_meant(rows, truth.exact, truth.conventions), truth.exact)
+    got = _meant(parts.outputs()[name], rows, truth, truth.conventions)
     same = (got == truth.exact) | (got.isnan() & truth.exact.isnan())  # -inf is equal to -inf
     error = (got - truth.exact).abs().masked_fill(same, 0.0).nan_to_num(nan=math.inf, posinf=math.inf)
     used = (error / truth.allowed).masked_fill(error == 0, 0.0)
@@ -68,12 +69,11 @@ def check_rows(name: str, rows: torch.Tensor, truth: RowTruth) -> tuple[Bound, L
 
 def explain_rows(part: Part, rows: torch.Tensor, truth: RowTruth, inputs: Inputs) -> str:
     """The one or two mistakes that give this output, [batch, heads, seq_q] float32; else in which rows it is wrong."""
-    rows = cleared(truth.padding, rows, -math.inf)
-    if bool((unwritten := is_poison(rows)).any()):
-        return f"the {part.output_title} of {int(unwritten.sum())} of {rows.numel()} rows is not written"
-    if cause := _other_convention(part, rows, truth):
+    if cause := _other_convention(part, rows, truth):  # first: in another order, padding is at other places
         return cause
-    rows = part.rows_meant(rows, truth.exact, truth.conventions)
+    if bool((unwritten := cleared(truth.padding, is_poison(rows), value=False)).any()):
+        return f"the {part.output_title} of {int(unwritten.sum())} of {rows.numel()} rows is not written"
+    rows = _meant(part, rows, truth, truth.conventions)
     inputs = inputs.exact().meant()
     count = min(rows_per_block(inputs), rows.shape[2])
     last = slice(rows.shape[2] - count, rows.shape[2])  # the last queries see the most keys
@@ -82,6 +82,11 @@ def explain_rows(part: Part, rows: torch.Tensor, truth: RowTruth, inputs: Inputs
     block = RowTruth(exact, allowed)
     causes = tuple(dict.fromkeys(cause for value, cause in known if _explains(written, value, block)))
     return "; or ".join(causes) if 1 <= len(causes) <= MAX_NAMES else _where(part.output_title, rows, truth)
+
+
+def _meant(part: Part, rows: torch.Tensor, truth: RowTruth, conventions: Mapping[str, str]) -> torch.Tensor:
+    """What an output, [batch, heads, seq_q], means in some conventions; its padding is that of the truth."""
+    return cleared(truth.padding, part.rows_meant(rows, truth.exact, conventions), truth.exact)
 
 
 def _explains(rows: torch.Tensor, value: torch.Tensor, truth: RowTruth) -> bool:
@@ -139,7 +144,7 @@ def _other_convention(part: Part, rows: torch.Tensor, truth: RowTruth) -> str:
         others = {**declared, **changes}
         axes = part.row_axes(others)
         other = memory.reshape([rows.shape[axis] for axis in axes]).permute(axes)
-        got = part.rows_meant(other, truth.exact, others)
+        got = _meant(part, other, truth, others)
         if bool((((got - truth.exact).abs() <= truth.allowed) | (got == truth.exact)).all()):
             return "; ".join(part.conventions[key].advice(key, declared.get(key), changes[key]) for key in changes)
     return ""

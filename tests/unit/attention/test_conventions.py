@@ -21,15 +21,15 @@ from pytest_fa.wire.jobs import CaseResult
 from tests.factories import MANIFEST, WriteVariant, cpu_job
 from tests.unit.attention.counting_kernels import ENTRY, KERNELS, counting_kernel
 
-# Each key and value, with a case that shows it and one in which other parts are there, too.
+# Each key and value, with a case that shows it, one in which other parts are there, too, and a ragged batch.
 DEVIATIONS = {
     ("scale", "times_log2e"): ("", "win15_3-sk80-scale0p5"),
-    ("lse", "base2"): ("", "kv2-sink"),
-    ("lse_empty", "+inf"): ("causal_br-sk40", "maskhq"),
-    ("lse_empty", "0"): ("causal_br-sk40", "maskbhq"),
-    ("lse_order", "bsh"): ("", "kv2-sink"),
-    ("lse_order", "hbs"): ("", "mask"),
-    ("lse_has_sink", "false"): ("sink", "causal_br-sk80-kv2-cap2-sink"),
+    ("lse", "base2"): ("", "kv2-sink", "var3"),
+    ("lse_empty", "+inf"): ("causal_br-sk40", "maskhq", "causal_br-sk40-var3"),
+    ("lse_empty", "0"): ("causal_br-sk40", "maskbhq", "causal_br-sk40-var3"),
+    ("lse_order", "bsh"): ("", "kv2-sink", "var3"),
+    ("lse_order", "hbs"): ("", "mask", "var3"),
+    ("lse_has_sink", "false"): ("sink", "causal_br-sk80-kv2-cap2-sink", "var3-sink"),
     ("window", "total"): ("win15_0", "win15_3-sk80-kv2-cap2"),
     ("window_open", "none"): ("win15_o", "wino_5-sk80"),
     ("window_align", "top_left"): ("win15_3-sk80", "win15_0-sk80-kv2-sink"),
@@ -41,7 +41,7 @@ DEVIATIONS = {
     ("alibi", "signed"): ("alibi", "sk80-kv2-alibi-sink"),
     ("alibi_align", "top_left"): ("sk80-alibi", "sk80-cap2-alibi"),
 }
-KEPT = [("plain", 0), ("plain", 1), ("tiles", 0), ("backwards", 0)]
+KEPT = [("plain", 0), ("plain", 1), ("plain", 2), ("tiles", 0), ("backwards", 0)]
 ROWS = [
     pytest.param(*deviation, rest, kernel, marks=[] if (kernel, place) in KEPT else [pytest.mark.nightly])
     for deviation, cases in DEVIATIONS.items()
