@@ -111,7 +111,7 @@ def forward(  # noqa: C901, PLR0913  # an argument and a condition for each part
             # O += P V
             o = o * rescale + p @ v_tile
         # Normalise and store. A row that sees no key is zero.
-        o = torch.where(l > 0, o / l, torch.zeros_like(o)).to(q.dtype)
+        o = torch.where(l == 0, torch.zeros_like(o), o / l).to(q.dtype)
         block = out[:, :, start_m : start_m + BLOCK_M]
         block.copy_(o if seqlens_q is None else torch.where(rows < queries, o, block))
         if lse is not None:  # -inf + log(0) = -inf in a row that sees no key

@@ -68,7 +68,7 @@ def forward(  # noqa: PLR0913  # one argument for each tensor
             # O += P V
             o = o * rescale + p.to(torch.float8_e4m3fn).float() @ v[:, :, start_n : start_n + BLOCK_N]
         # Normalise and store. A row that sees no key is zero.
-        o = torch.where(l > 0, o / l, torch.zeros_like(o)) * v_descale[..., None, None]
+        o = torch.where(l == 0, torch.zeros_like(o), o / l) * v_descale[..., None, None]
         out[:, :, start_m : start_m + BLOCK_M] = o.to(out.dtype)
         if lse is not None:  # -inf + log(0) = -inf in a row that sees no key
             lse[:, :, start_m : start_m + BLOCK_M] = (m + torch.log(l / P_SCALE))[..., 0]
