@@ -301,8 +301,8 @@ def _softmax_parts(
 
 
 def _divide(numerator: torch.Tensor, row_sum: torch.Tensor) -> torch.Tensor:
-    """The quotient, and zero in a row whose sum is zero because it sees no key.  A row that sees a NaN is NaN."""
-    return torch.where(row_sum == 0, torch.zeros_like(numerator), numerator / row_sum)
+    """The quotient, and zero in a row whose sum is zero because it sees no key."""
+    return torch.where(row_sum > 0, numerator / row_sum, torch.zeros_like(numerator))
 
 
 def _round(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
