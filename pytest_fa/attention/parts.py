@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_fa.attention import (
     alibi,
@@ -32,6 +32,8 @@ from pytest_fa.attention.token import Token
 
 if TYPE_CHECKING:
     import torch
+
+Answer = TypeVar("Answer")
 
 # In the order in which an id has them, and in which they change the scores.
 PARTS: list[Part] = [
@@ -206,20 +208,22 @@ def positions_of(inputs: CallInputs, queries: torch.Tensor, keys: torch.Tensor) 
 
 def shift(inputs: CallInputs) -> torch.Tensor | None:
     """`Positions.shift`; None if each sequence has the lengths of the tensors."""
-    found = (part.shift(inputs) for part in PARTS)
-    return next((each for each in found if each is not None), None)
+    return _first(part.shift(inputs) for part in PARTS)
 
 
 def padding(inputs: CallInputs) -> Padding | None:
     """The rows of the output that are not judged, or None."""
-    found = (part.padding(inputs) for part in PARTS)
-    return next((each for each in found if each is not None), None)
+    return _first(part.padding(inputs) for part in PARTS)
 
 
 def sinks(inputs: CallInputs, positions: Positions) -> torch.Tensor | None:
     """The scores that have no value, [batch or 1, heads or 1, rows or 1, n]; None if there are none."""
-    found = (part.sinks(inputs, positions) for part in PARTS)
-    return next((scores for scores in found if scores is not None), None)
+    return _first(part.sinks(inputs, positions) for part in PARTS)
+
+
+def _first(answers: Iterable[Answer | None]) -> Answer | None:
+    """The answer of the first part that has one."""
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def level_matters(inputs: CallInputs) -> bool:

@@ -27,6 +27,9 @@ EDGES = (LONGEST, 0, 1, 63, 64, 65, 127, 128, 129)
 SPREAD = -1
 STEPS = {1: (0, 4), 2: (7, 5), 3: (2, 8), 4: (0, SPREAD)}
 SEQUENCES = 4  # of a small case
+LENGTH_BYTES = 4
+# The claims for which a call has each of the tensors.
+NEEDED_FOR = {"seqlens_q": ("both",), "seqlens_k": ("keys", "both")}
 LOOK = "look at the lengths"
 # Of the suite `ragged`: all edges on both sides, and batches as of a server: new tokens of Llama, Qwen and gpt-oss
 # models, and chunks of prompts.
@@ -123,7 +126,7 @@ class Ragged(Part):
 
     def size_bytes(self, case: Shape) -> int:
         """An int32 for each length."""
-        return 4 * case.batch * sum(self.axes(word, case) is not None for word in self.words)
+        return LENGTH_BYTES * case.batch * sum(self.axes(word, case) is not None for word in self.words)
 
     def in_words(self, case: Shape) -> str:
         """What is ragged, for the title of a picture."""
@@ -150,7 +153,7 @@ class Ragged(Part):
         return tuple({"ragged": pattern, "batch": SEQUENCES} for pattern in patterns)
 
     def sized_in_turn(self, claim: Any) -> tuple[tuple[int, int, Mapping[str, Any]], ...]:  # one of `claims`
-        """Every length at once; one query; no sequence that is as long as the tile before it."""
+        """One query and many keys, and a batch with a sequence for each of `EDGES`."""
         if claim == "none":
             return ()
         fields = self.fields_with(claim, 1)
@@ -163,19 +166,20 @@ class Ragged(Part):
 
     def call_problem(self, call: Any, supports: Any) -> str | None:  # `catalog.variant.Call`, `Supports`
         """A call passes the lengths that are claimed."""
-        supported = self.supported(supports)
-        words = {"seqlens_k": {"keys", "both"}, "seqlens_q": {"both"}}
-        for word, claims in words.items():
-            if claims & set(supported) and not call.passes(word):
-                claimed = ", ".join(supported)
+        for word in self._words_for(supports):
+            if not call.passes(word):
+                claimed = self.shown_claims(supports)
                 return f"entry.call does not pass {word!r}, but supports.ragged is {claimed}; pass it"
         return None
 
     def passed_by(self, variant: Any) -> tuple[str, ...]:  # `catalog.variant.Variant`
         """The lengths that are claimed."""
-        supported = set(self.supported(variant.supports))
-        words = {"seqlens_k": {"keys", "both"}, "seqlens_q": {"both"}}
-        return tuple(word for word, claims in words.items() if claims & supported)
+        return self._words_for(variant.supports)
+
+    def _words_for(self, supports: Any) -> tuple[str, ...]:  # `catalog.variant.Supports`
+        """The tensors that calls of a variant may have."""
+        supported = set(self.supported(supports))
+        return tuple(word for word, claims in NEEDED_FOR.items() if supported & set(claims))
 
     def convention_problem(self, key: str, variant: Any) -> str | None:  # `catalog.variant.Variant`
         """Only lengths of queries leave rows of the output."""
@@ -197,8 +201,7 @@ class Ragged(Part):
 
     def axes(self, word: str, case: Shape) -> tuple[bool, bool, bool, bool] | None:
         """A length for each sequence."""
-        needed = {"seqlens_k": ("keys", "both"), "seqlens_q": ("both",)}[word]
-        return (True, False, False, False) if self.claimed_by(case) in needed else None
+        return (True, False, False, False) if self.claimed_by(case) in NEEDED_FOR[word] else None
 
     def fixed(self, word: str, case: Shape) -> list[int]:
         """The lengths."""
