@@ -33,7 +33,7 @@ from pytest_fa.attention.token import Token
 if TYPE_CHECKING:
     import torch
 
-Answer = TypeVar("Answer")
+OfPart = TypeVar("OfPart")
 
 # In the order in which an id has them, and in which they change the scores.
 PARTS: list[Part] = [
@@ -221,7 +221,7 @@ def sinks(inputs: CallInputs, positions: Positions) -> torch.Tensor | None:
     return _first(part.sinks(inputs, positions) for part in PARTS)
 
 
-def _first(answers: Iterable[Answer | None]) -> Answer | None:
+def _first(answers: Iterable[OfPart | None]) -> OfPart | None:
     """The answer of the first part that has one."""
     return next((answer for answer in answers if answer is not None), None)
 
