@@ -161,7 +161,7 @@ def rows() -> dict[str, UnjudgedKind]:
     known = [*DTYPES, "attention", "scores"]
     for part in parts.PARTS:
         claims = (claim for claim in part.claims if part.supports and isinstance(claim, str))
-        known += [part.name, part.supports, part.output, *part.words, *claims]
+        known += [part.name, part.supports, part.output, *part.words, *part.made_words, *claims]
     return {key: row for key, row in _ROWS.items() if not any(row.matches(name) for name in known if name)}
 
 

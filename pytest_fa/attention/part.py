@@ -279,6 +279,10 @@ class Part:
         """Whether a claim shows only in cases whose numbers of queries and keys differ."""
         return False
 
+    def needs_one_length(self, claim: Any) -> bool:  # noqa: ARG002  # one of `claims`
+        """Whether there are as many queries as keys in each case with a claim."""
+        return False
+
     def claim_words(self, claim: Any) -> str:  # one of `claims`
         """A claim that was not judged, in words."""
         return f"{self.supports}: {shown(claim)}"
@@ -339,7 +343,7 @@ class Part:
     made_words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def made(self, word: str, words: Mapping[str, Any], conventions: Mapping[str, str]) -> Any:  # of the word's type
-        """The value of one of `made_words`, from the words of a call."""
+        """The value of one of `made_words`, from the words of a call and its q, k and v."""
         raise NotImplementedError
 
     def passed_by(self, variant: Any) -> tuple[str, ...]:  # `catalog.variant.Variant`

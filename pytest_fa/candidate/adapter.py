@@ -30,6 +30,7 @@ def adapted(
     1/sqrt(head_dim) if `call` does not pass the scale.
     """
     passes_out, passes_scale = call.passes("out"), call.passes("scale")
+    made = {word: part for word, part in parts.made_words().items() if call.passes(word)}
 
     def forward(
         q: torch.Tensor,
@@ -49,7 +50,8 @@ def adapted(
         values |= {"scale": scale}
         for word, part in parts.words().items():
             values[word] = part.passed(word, words.get(word, part.plain_argument(word)), conventions)
-        values |= {word: part.made(word, words, conventions) for word, part in parts.made_words().items()}
+        known = {**words, "q": q, "k": k, "v": v}
+        values |= {word: part.made(word, known, conventions) for word, part in made.items()}
         for name in parts.outputs():
             if call.passes(name):
                 values[name] = empty_rows(name, q, conventions) if words.get(name) is None else words[name]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.layout import PART as LAYOUT
 from pytest_fa.attention.not_judged import recognised, written
 from pytest_fa.candidate.adapter_lines import NAME, VARIADIC, adapter_for, needs_adapter
 from pytest_fa.candidate.operators import signature_of
@@ -57,10 +58,18 @@ def _answer(entry: Entry, parameters: list[inspect.Parameter], folder: Path | No
     text = f"write in variant.yaml `{line}`"
     if "VALUE" in line:
         text += ", with a value in place of VALUE"
+    if _takes_packed(parameters):
+        text += "; and `layout: [packed], self_attention_only: true` in `supports`"
     for parameter in parameters:
         if (off := _switched_off(parameter)) is not None and (row := recognised(parameter.name)):
             text += f"; {row.subject} not judged: {parameter.name} gets {off}, which switches it off"
     return text
+
+
+def _takes_packed(parameters: Iterable[inspect.Parameter]) -> bool:
+    """Whether a parameter is one tensor of which q, k and v, or k and v, are views."""
+    word_of = _word_of()
+    return any(word_of.get(each.name) in LAYOUT.made_words for each in parameters)
 
 
 def _adapter(entry: Entry, parameters: list[inspect.Parameter], folder: Path | None) -> str:
@@ -117,7 +126,8 @@ def entry_line(entry: Entry, parameters: Iterable[inspect.Parameter]) -> str:
     positional: list[str] = []
     keywords: list[str] = []
     is_left_out = False  # after a parameter that keeps its default, others are passed by name
-    for parameter in parameters:
+    listed = list(parameters)
+    for parameter in listed:
         word = word_of.get(parameter.name)
         if word and parameter.kind in _POSITIONAL and not keywords and not is_left_out:
             positional.append(word)
@@ -127,6 +137,7 @@ def entry_line(entry: Entry, parameters: Iterable[inspect.Parameter]) -> str:
             is_left_out = True
     call = [f"arguments: [{', '.join(positional)}]"]
     call += [f"keywords: {{{', '.join(keywords)}}}"] if keywords else []
+    call += ["layout: bshd"] if _takes_packed(listed) else []
     libraries = f", libraries: [{', '.join(entry.libraries)}]" if entry.libraries else ""
     return f'entry: {{target: "{entry.target}"{libraries}, call: {{{", ".join(call)}}}}}'
 

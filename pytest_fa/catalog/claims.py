@@ -205,6 +205,7 @@ def case_of(
 
 def _sized(variant: Variant, claim: Claim, seq_q: int, seq_k: int, seed: int, used: Counter[Any] | None = None) -> Case:
     """A case of these lengths with the values of a claim."""
+    seq_q, seq_k = claim.lengths(seq_q, seq_k)
     plain = plain_case(BATCH, HEADS, seq_q, claim.head_dim, claim.dtype, seed, seq_k=seq_k)
     case = claim.applied_to(plain.computing(variant.computes), used).with_fields(
         {"fp8_out": variant.supports.fp8_out_of(claim.dtype)}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.layout import passed_within
 from pytest_fa.attention.not_judged import recognised
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.grammar import path_problem, real_path_problem
@@ -126,7 +127,7 @@ def _call_problems(entry: Entry, supports: Supports, computes: Computes) -> Iter
     if call is None:
         return
     for word in ("q", "k") if computes == "scores" else ("q", "k", "v"):
-        if not call.passes(word):
+        if not any(map(call.passes, (word, *passed_within(word)))):
             known = ((name, recognised(name)) for name in call.keywords)
             answers = (f"; {name}: {row.advice_for(name, f'`{name}: {{}}`')}" for name, row in known if row)
             yield f"entry.call does not pass {word!r}; add it to arguments or keywords{next(answers, '')}"

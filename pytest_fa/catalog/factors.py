@@ -62,6 +62,11 @@ class Claim(NamedTuple):
         """Whether it shows only in a case whose numbers of queries and keys differ."""
         return any(part.needs_two_lengths(value) for part, value in self.by_part)
 
+    def lengths(self, seq_q: int, seq_k: int) -> tuple[int, int]:
+        """The numbers of queries and of keys, equal if the claim needs it."""
+        needs_one = any(part.needs_one_length(value) for part, value in self.by_part)
+        return (max(seq_q, seq_k),) * 2 if needs_one else (seq_q, seq_k)
+
     @property
     def by_part(self) -> tuple[tuple[Part, object], ...]:
         """The parts, each with its value."""

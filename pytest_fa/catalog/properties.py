@@ -163,7 +163,8 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
         return case
     claims = [claim for claim in claims if dict(claim.by_part)[RAGGED] == RAGGED.claims[0]] or claims
     claim = claims[tuple(PROPERTIES).index(name) % len(claims)]
-    seq_q, seq_k = least_lengths(variant, FEWER if claim.needs_two_lengths else SEQUENCE, SEQUENCE)
+    ends = least_lengths(variant, FEWER if claim.needs_two_lengths else SEQUENCE, SEQUENCE)
+    seq_q, seq_k = claim.lengths(*ends)
     sized = msgspec.structs.replace(case, seq_q=seq_q, seq_k=seq_k)
     changed = claim.applied_to(sized).with_fields({"fp8_out": supports.fp8_out_of(claim.dtype)})
     needs_bhsd = name in NEEDS_BHSD and "bhsd" in supports.layout
@@ -193,6 +194,8 @@ def declared_against(name: str, variant: Variant) -> str | None:
         return f"supports.strides: {supports.strides}"
     if name in STRIDES_OF and name != "offset_pointers" and call is not None and call.contiguous:
         return "entry.call.contiguous: true"
+    if name in STRIDES_OF and variant.packs_inputs:
+        return "supports.layout: [packed]"
     if supports.fixed_scale and name in SCALED:
         return "supports.fixed_scale: true"
     if supports.default_stream_only and name in ON_OTHER_STREAMS:

@@ -11,7 +11,8 @@ from pytest_fa.attention import parts
 from pytest_fa.attention.causal import Causal
 from pytest_fa.attention.dtypes import Dtype
 from pytest_fa.attention.e4m3 import OutDtype
-from pytest_fa.attention.layout import Layout
+from pytest_fa.attention.layout import PART as LAYOUT
+from pytest_fa.attention.layout import AxisOrder, Layout
 from pytest_fa.attention.scores import Computes
 from pytest_fa.attention.sizes import is_range, shown_sizes
 from pytest_fa.catalog.case import Case
@@ -135,7 +136,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     arguments: tuple[Argument, ...] = ("q", "k", "v")
     keywords: dict[str, Argument] = {}
-    layout: Layout = "bhsd"
+    layout: AxisOrder = "bhsd"
     contiguous: bool = False
     returns: Count | tuple[Returns | None, ...] | None = None
 
@@ -263,6 +264,11 @@ class Variant(msgspec.Struct, frozen=True):
     def passed(self) -> tuple[str, ...]:
         """The keywords besides those of every call that a function without `entry.call` gets."""
         return (*self.returns, *(word for part in parts.PARTS for word in part.passed_by(self)))
+
+    @property
+    def packs_inputs(self) -> bool:
+        """Whether its function takes one tensor of which q, k and v are views."""
+        return self.entry.call is not None and any(map(self.entry.call.passes, LAYOUT.made_words))
 
     @property
     def is_built(self) -> bool:

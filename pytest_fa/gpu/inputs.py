@@ -17,6 +17,7 @@ from pytest_fa.attention.rows import PLAIN
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import Case
 from pytest_fa.errors import FaError
+from pytest_fa.gpu.packed import map_memories, packed
 from pytest_fa.gpu.quantised import E4M3, Descales, dequantised, descales_of, quantise, with_special_heads
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each.torch_name) for name, each in FORMATS.items()}
@@ -239,7 +240,8 @@ class Output(NamedTuple):
 
 def make_inputs(case: Case, device: torch.device, conventions: Mapping[str, str] = PLAIN) -> Inputs:
     """N(0, 1) data from the case's seed.  It is drawn on the CPU, so that every device gets the same numbers."""
-    return _drawn(case, device).in_conventions(conventions)
+    inputs = _drawn(case, device).in_conventions(conventions)
+    return packed(inputs) if case.layout == "packed" else inputs
 
 
 def _drawn(case: Case, device: torch.device) -> Inputs:
@@ -322,7 +324,7 @@ def at_places(
 
 def clone(inputs: Inputs) -> Inputs:
     """The same data at other addresses, with the same strides."""
-    return inputs.map_all(lambda tensor: tensor.clone(memory_format=torch.preserve_format))
+    return map_memories(inputs, lambda tensor: tensor.clone(memory_format=torch.preserve_format))
 
 
 def descale_keywords(descales: Descales | None) -> dict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ from pytest_fa.gpu.inputs import (
     poison,
     poisoned_output,
 )
+from pytest_fa.gpu.packed import memories_of, with_memories
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.wire.commands import Disturbance
 
@@ -38,7 +39,8 @@ class CheckedLaunch:
     ) -> None:
         self.candidate = candidate
         self.original_inputs = clone(inputs)  # no call sees these
-        self._guarded = {name: guard(tensor) for name, tensor in inputs.parts.items()}
+        self._guarded = {name: guard(tensor) for name, tensor in memories_of(inputs).items()}
+        self.inputs = with_memories(inputs, {name: guarded.tensor for name, guarded in self._guarded.items()})
         self._guarded["out"] = guard_output(poisoned_output(inputs, computes))
         rows = {name: empty_rows(name, inputs.q, inputs.conventions) for name in more}
         self._guarded |= {name: guard_output(like.flatten()) for name, like in rows.items()}
@@ -47,7 +49,6 @@ class CheckedLaunch:
             name: as_kernels_have(name, self._guarded[name].tensor.view(like.shape), inputs.conventions)
             for name, like in rows.items()
         }
-        self.inputs = inputs.with_parts({name: self._guarded[name].tensor for name in inputs.parts})
 
     @classmethod
     def of_case(cls, candidate: Candidate, case: Case, device: torch.device, variant: Variant) -> Self:

@@ -14,6 +14,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Tolerance, Variant
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.inputs import Inputs, Output, bits_of, clone, make_inputs, poisoned_output, poisoned_rows
+from pytest_fa.gpu.packed import map_memories, packed
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.output_check import check_output, with_rows
 from pytest_fa.judge.padding import rows_of
@@ -103,7 +104,7 @@ class PropertySubject:
 
     def visible_call(self, inputs: Inputs) -> tuple[Inputs, Output]:
         """Copies of inputs, and an output filled with NaN, in memory that the candidate sees directly."""
-        return inputs.map_all(self.visible), self.visible_output(inputs)
+        return map_memories(self._as_taken(inputs), self.visible), self.visible_output(inputs)
 
     def views_of(self, inputs: Inputs, output: Output) -> CallViews:
         """The views of a call's arguments."""
@@ -114,6 +115,7 @@ class PropertySubject:
 
         Raises `WrongResult` if it changed an input.
         """
+        inputs = self._as_taken(inputs)
         before = clone(inputs)
         buffer = output or self.output(inputs)
         self.candidate.call(inputs, buffer.out, more=buffer.more)
@@ -122,6 +124,10 @@ class PropertySubject:
                 raise WrongResult("inputs", f"the kernel changed its input {name}")
         self._last_call = before, self.settled(inputs, buffer)
         return buffer
+
+    def _as_taken(self, inputs: Inputs) -> Inputs:
+        """The call with one tensor for q, k and v if the variant takes one."""
+        return packed(inputs) if self.variant.packs_inputs else inputs
 
     def settled(self, inputs: Inputs, output: Output) -> Output:
         """The same output, with 0 in the rows that the variant may leave undefined."""

@@ -100,7 +100,13 @@ def call(case: Case, library: str) -> PlainResult:
     query_count = case.batch * case.heads * case.seq_q * case.head_dim
     key_count, value_count = (case.batch * case.kv_heads * case.seq_k * dim for dim in (case.head_dim, case.head_dim_v))
     generator = np.random.default_rng(case.seed)
-    q, k, v = (cuda.upload(_draw(generator, count, case.dtype)) for count in (query_count, key_count, value_count))
+    counts = (query_count, key_count, value_count)
+    if case.layout == "packed":
+        q = cuda.upload(_draw(generator, sum(counts), case.dtype))
+        row_bytes = ELEMENT_BYTES[case.dtype] * case.head_dim
+        k, v = (q + row_bytes * heads for heads in (case.heads, case.heads + case.kv_heads))
+    else:
+        q, k, v = (cuda.upload(_draw(generator, count, case.dtype)) for count in counts)
     out_bytes = ELEMENT_BYTES[case.out_dtype] * math.prod(case.out_shape)
     out = cuda.allocate(out_bytes)
     message = ctypes.create_string_buffer(MESSAGE_BYTES)
@@ -134,13 +140,14 @@ def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
     args.q, args.k, args.v, args.out = q, k, v, out
     for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
         setattr(args, name, getattr(case, name))
-    args.q_stride = Strides(*strides(case.layout, case.heads, case.seq_q, case.head_dim))
+    of_row = case.heads + 2 * case.kv_heads if case.layout == "packed" else 0  # heads of one tensor
+    args.q_stride = Strides(*strides(case.layout, of_row or case.heads, case.seq_q, case.head_dim))
     args.out_stride = Strides(*strides(case.layout, case.heads, case.seq_q, case.head_dim_v))
     if case.computes == "scores":
         _, heads, queries, keys = case.out_shape
         args.out_stride = Strides(heads * queries * keys, queries * keys, keys, 1)
-    args.k_stride = Strides(*strides(case.layout, case.kv_heads, case.seq_k, case.head_dim))
-    args.v_stride = Strides(*strides(case.layout, case.kv_heads, case.seq_k, case.head_dim_v))
+    args.k_stride = Strides(*strides(case.layout, of_row or case.kv_heads, case.seq_k, case.head_dim))
+    args.v_stride = Strides(*strides(case.layout, of_row or case.kv_heads, case.seq_k, case.head_dim_v))
     args.scale = case.scale
     words = {"dtype": case.dtype, "out_dtype": case.out_dtype, **parts.arguments_of(case)}
     if case.head_dim_v != case.head_dim:

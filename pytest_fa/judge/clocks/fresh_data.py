@@ -19,12 +19,14 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.e4m3 import DESCALES
 from pytest_fa.attention.grouped_heads import key_heads
 from pytest_fa.catalog.case import Case
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.device import synchronize
 from pytest_fa.gpu.guards import NAN_PATTERN
 from pytest_fa.gpu.inputs import Inputs, at_places, bits_of, poison, poisoned_output
+from pytest_fa.gpu.packed import WHOLE, memories_of, with_memories
 from pytest_fa.gpu.quantised import Descales, fill_random
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.clocks.gaps import Gaps
@@ -65,6 +67,11 @@ class Place(NamedTuple):
         return self.head_in(outs[self.slot])
 
 
+def _is_random(name: str) -> bool:
+    """Whether the tensor of a name has new random numbers in each call, as all but descales and lengths."""
+    return name not in DESCALES and (name not in parts.tensor_words() or parts.tensor_form(name).is_random)
+
+
 def stacked(written: list[Written]) -> tuple[Inputs, torch.Tensor]:
     """Heads of several calls as the batches of one case: its inputs and its output, [calls, 1, seq, head_dim]."""
     inputs = [head.inputs for head in written]
@@ -89,11 +96,11 @@ class FreshData:
         self._random = random.Random(secrets.randbits(128))  # noqa: S311  # seeded with what no candidate knows
         self._generator = torch.Generator(device=candidate.device)
         self._like = inputs
-        random_extra = {name: each for name, each in inputs.extra.items() if parts.tensor_form(name).is_random}
-        self._moved = dict(zip("qkv", inputs[:3], strict=True)) | random_extra  # what is elsewhere in each call
+        tensors = memories_of(inputs)
+        self._moved = {name: each for name, each in tensors.items() if _is_random(name)}  # elsewhere in each call
         self._private = [_slack_buffer(tensor) for tensor in self._moved.values()]
         self._shared = [self._visible(buffer) for buffer in self._private]
-        self._fixed = {name: each for name, each in inputs.parts.items() if name not in self._moved}
+        self._fixed = {name: each for name, each in tensors.items() if name not in self._moved}
         self._shared_fixed = {
             name: self._visible(each.flatten()).view(each.shape) for name, each in self._fixed.items()
         }
@@ -136,18 +143,27 @@ class FreshData:
         """`count` calls at secret offsets, which write the outputs in a secret order."""
         targets = outs or self.outs
         starts = dict(zip(self._moved, self._views(self._shared), strict=True))
-        inputs = self._like.with_parts({**starts, **self._shared_fixed})
+        inputs = with_memories(self._like, {**starts, **self._shared_fixed})
         first_views = self.candidate.views_of(inputs, targets[0], self._workspace_of)
-        steps = RANGE_BYTES // OFFSET_BYTES
-        elements = [OFFSET_BYTES // start.element_size() for start in starts.values()]
-        shifts = tuple(tuple(self._random.randrange(steps) * each for each in elements) for _ in range(count))
+        shifts = tuple(self._shifts() for _ in range(count))
         order = list(range(len(targets)))
         out_of: list[int] = []
         while len(out_of) < count:
             self._random.shuffle(order)
             out_of += order
         views: tuple[View, ...] = tuple(self.candidate.lending.lend(targets))
-        return Series(first_views, views, shifts, tuple(out_of[:count]), tuple(self._moved)[3:])
+        return Series(first_views, views, shifts, tuple(out_of[:count]), self._moved_extra)
+
+    @property
+    def _moved_extra(self) -> tuple[str, ...]:
+        """The tensors of parts that are elsewhere in each call."""
+        return tuple(name for name in self._moved if name in self._like.extra)
+
+    def _shifts(self) -> tuple[int, ...]:
+        """How many elements after their beginnings q, k, v and `_moved_extra` lie in a call; one tensor has one."""
+        steps = RANGE_BYTES // OFFSET_BYTES
+        of = {name: self._random.randrange(steps) * OFFSET_BYTES // each.itemsize for name, each in self._moved.items()}
+        return tuple(of[name if name in of else WHOLE] for name in (*"qkv", *self._moved_extra))
 
     def _workspace_of(self, size_bytes: int) -> torch.Tensor:
         """A workspace, [size_bytes] uint8, that the candidate sees; `redraw` fills it with NaN."""
@@ -215,16 +231,17 @@ class FreshData:
         """
         address = outs[place.slot].data_ptr()
         last = next(index for index in reversed(range(count)) if outs[series.out_of[index]].data_ptr() == address)
-        q, k, v, *more = (
-            start.as_strided(start.shape, start.stride(), start.storage_offset() + shift)
-            for start, shift in zip(self._views(self._private), series.shifts[last], strict=True)
+        starts = dict(zip(self._moved, self._views(self._private), strict=True))
+        shifts = dict(zip((*"qkv", *series.moved), series.shifts[last], strict=True))
+        parts_of_call = with_memories(self._like, {**starts, **self._fixed}).parts
+        call = self._like.with_parts(
+            {name: _shifted(each, shifts.get(name, 0)) for name, each in parts_of_call.items()}
         )
-        batches, heads = (torch.tensor([index], device=q.device) for index in (place.batch, place.head))
-        of_call = {**self._fixed, **dict(zip(series.moved, more, strict=True))}
-        extra = {name: at_places(of_call[name], batches, heads).clone() for name in self._like.extra}
+        batches, heads = (torch.tensor([index], device=call.q.device) for index in (place.batch, place.head))
+        extra = {name: at_places(tensor, batches, heads).clone() for name, tensor in call.extra.items()}
         of_keys = place._replace(head=key_heads(self._like)[place.head])
         places = (place, of_keys, of_keys)
-        q, k, v = (where.head_in(tensor).clone() for where, tensor in zip(places, (q, k, v), strict=True))
+        q, k, v = (where.head_in(tensor).clone() for where, tensor in zip(places, call[:3], strict=True))
         descales = self._like.descales and Descales(
             *(where.head_in(tensor).clone() for where, tensor in zip(places, self._like.descales, strict=True))
         )
@@ -271,6 +288,11 @@ def _poison_all(outs: list[torch.Tensor]) -> None:
         return
     for out in outs:
         poison(out)
+
+
+def _shifted(start: torch.Tensor, shift: int) -> torch.Tensor:
+    """The tensor that begins some elements after another one, in the same memory."""
+    return start.as_strided(start.shape, start.stride(), start.storage_offset() + shift)
 
 
 def _slack_buffer(tensor: torch.Tensor) -> torch.Tensor:

@@ -55,15 +55,6 @@ def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dro
     out = by_sequence(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal)
     return out, torch.zeros(1)
 """,
-    "packed": """\
-def forward(qkv, dropout_p, softmax_scale=None, causal=False, window_size=(-1, -1)):
-    assert (dropout_p, window_size) == (0.0, (-1, -1))
-    return attend(*qkv.unbind(2), softmax_scale, causal)
-""",
-    "packed_kv": """\
-def forward(q, kv, sm_scale):
-    return attend(q, *kv.unbind(2), sm_scale, False)
-""",
     "packed_varlen": """\
 def forward(qkv, cu_seqlens, max_seqlen, softmax_scale, causal=False):
     return by_sequence(*qkv.unbind(1), cu_seqlens, cu_seqlens, softmax_scale, causal)
@@ -85,7 +76,6 @@ def forward(q, k_cache, v_cache, cu_seqlens_q, seqused_k, page_table, *, softmax
     return by_sequence(q, k.flatten(0, 1), v.flatten(0, 1), cu_seqlens_q, starts, softmax_scale, causal)
 """,
 }
-CAUSAL = [name for name in FUNCTIONS if name != "packed_kv"]
 
 
 def complaint(path: Path, root: Path) -> str:
@@ -114,10 +104,10 @@ def test_the_lines_make_the_function_callable(
         del sys.modules[loaded]  # a run has a new process
     (line,) = re.findall(r"write in variant.yaml `(.*?)`", problem)
     is_packed = "self_attention_only: true` in `supports`" in problem
-    assert is_packed == (name in ("packed", "packed_varlen"))
+    assert is_packed == (name == "packed_varlen")
     (folder / "variant.yaml").write_text(line, encoding="utf-8")
     forward = load_forward(read_manifest(folder / "variant.yaml", tmp_path)[0], None)
-    for mask in ("", "-causal_br") if name in CAUSAL else ("",):
+    for mask in ("", "-causal_br"):
         case = f"b2h3s70d64-fp32{mask}{'' if is_packed else '-sk300'}-seed0"
         inputs = make_inputs(parse_case(case.replace("_br-seed", "-seed")), torch.device("cpu"))
         out = forward(*inputs[:3], scale=inputs.scale, causal=inputs.word("causal"))

@@ -39,8 +39,6 @@ MANIFESTS = {
     entry("keywords: {cu_seqlens_q: VALUE}"): "varlen",
     entry("arguments: [q, k_cache, v_cache]"): "paged",
     entry("keywords: {block_table: VALUE}"): "paged",
-    entry("arguments: [], keywords: {qkv: VALUE}"): "packed",
-    entry("arguments: [], keywords: {qkv: q}"): "packed",
     "computes: backward": "backward",
     "returns: [dq, dk, dv]": "backward",
     "supports: {dtype: [int8]}": "int8",
