@@ -21,7 +21,7 @@ CASE = "b1h2s64d64-fp16"
 FORM = (
     "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-win<left>_<right>][-kv<heads>][-sk<keys>][-var1|-var2|-var3|-var4][-dv<size>]"
     "[-scale<factor>][-cap<cap>][-bias<axes>][-alibi][-mask<axes>][-sink]"
-    "[-bshd | -packed][-scores][-out_bf16][-zero_head|-outlier|-tiny][-seed<N>]"
+    "[-bshd|-packed][-scores][-out_bf16][-zero_head|-outlier|-tiny][-seed<N>]"
 )
 
 
