@@ -73,6 +73,13 @@ __device__ __forceinline__ float change_score(const FaForwardArgs& args, const L
   return s;
 }
 
+// The elements from the beginning of K or V of a head to a key of a sequence; with pages, the table says where it is.
+__device__ __forceinline__ int64_t offset_of_key(const FaForwardArgs& args, const FaStrides& stride, int64_t batch, int64_t key) {
+  if (!(args.features & FA_BLOCK_TABLE)) return batch * stride.batch + key * stride.seq;
+  const int64_t page = args.block_table[batch * args.block_table_stride + key / args.page_size];
+  return page * stride.batch + key % args.page_size * stride.seq;
+}
+
 // A block computes HEAD_DIM columns of the output.  The last one for a row ends at the last column, so that two blocks may
 // write the same results.  With IS_PLAIN, change_score changes nothing, and V has HEAD_DIM columns, too.
 template <typename T, int HEAD_DIM, bool IS_PLAIN>
@@ -87,8 +94,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   if (row >= lengths.queries) return;  // padding
   const int64_t column = IS_PLAIN ? 0 : min(int64_t(blockIdx.y) * HEAD_DIM, args.head_dim_v - HEAD_DIM);  // the first one
   const T* q_gmem = static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head + row * args.q_stride.seq;
-  const T* k_gmem = static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head;
-  const T* v_gmem = static_cast<const T*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head + column * args.v_stride.dim;
+  const T* k_gmem = static_cast<const T*>(args.k) + kv_head * args.k_stride.head;
+  const T* v_gmem = static_cast<const T*>(args.v) + kv_head * args.v_stride.head + column * args.v_stride.dim;
   T* out_gmem = static_cast<T*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head + row * args.out_stride.seq +
                 column * args.out_stride.dim;
 
@@ -108,8 +115,9 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   for (int64_t key = keys.begin; key < keys.end; ++key) {
     // S = Q K^T
     float s = 0.0f;
+    const T* k = k_gmem + offset_of_key(args, args.k_stride, batch, key);
 #pragma unroll
-    for (int d = 0; d < HEAD_DIM; ++d) s += q[d] * to_float(k_gmem[key * args.k_stride.seq + d * args.k_stride.dim]);
+    for (int d = 0; d < HEAD_DIM; ++d) s += q[d] * to_float(k[d * args.k_stride.dim]);
     if (!IS_PLAIN) s = change_score<T>(args, lengths, s, batch, head, row, key) * CUDART_L2E_F;
 
     // row max
@@ -124,10 +132,9 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
     l = l * rescale + p;
 
     // O += P V
+    const T* v = v_gmem + offset_of_key(args, args.v_stride, batch, key);
 #pragma unroll
-    for (int d = 0; d < HEAD_DIM; ++d) {
-      o[d] = o[d] * rescale + p * to_float(v_gmem[key * args.v_stride.seq + d * args.v_stride.dim]);
-    }
+    for (int d = 0; d < HEAD_DIM; ++d) o[d] = o[d] * rescale + p * to_float(v[d * args.v_stride.dim]);
   }
 
   // Normalise and store.  A row that sees neither a key nor a sink is zero, and its log-sum-exp is -inf.
@@ -157,7 +164,7 @@ int launch(const FaForwardArgs& args, cudaStream_t stream) {
 
 FA_EXPORT int fa_forward(const FaForwardArgs* caller_args, cudaStream_t stream) {
   const uint32_t windows = FA_WINDOW_LEFT | FA_WINDOW_RIGHT, scores = FA_SOFTCAP | FA_BIAS | FA_ALIBI | FA_MASK;
-  const uint32_t lengths = FA_SEQLENS_Q | FA_SEQLENS_K;
+  const uint32_t lengths = FA_SEQLENS_Q | FA_SEQLENS_K | FA_BLOCK_TABLE;
   if (int status = fa_check_features(caller_args, windows | scores | lengths | FA_SINK | FA_HEAD_DIM_V)) return status;
   const FaForwardArgs args = fa_copy_args(caller_args);  // the caller's struct may end before its features
 #define LAUNCH_IF(DTYPE, HEAD_DIM) \

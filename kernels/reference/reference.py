@@ -33,6 +33,14 @@ def hidden_keys(  # a side of a window each
     return hidden
 
 
+def gathered(
+    cache: torch.Tensor,  # [pages, kv_heads, page_size, dim]
+    block_table: torch.Tensor,  # [batch, n]; entries behind the last page of a sequence may be any number
+) -> torch.Tensor:
+    """Return the keys of all sequences, [batch, kv_heads, n * page_size, dim]."""
+    return cache[block_table.clamp(0, cache.shape[0] - 1)].transpose(1, 2).flatten(2, 3)
+
+
 def forward(  # noqa: C901, PLR0913  # an argument and a condition for each part of attention
     q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
@@ -51,6 +59,7 @@ def forward(  # noqa: C901, PLR0913  # an argument and a condition for each part
     sink: torch.Tensor | None = None,  # [heads] fp32, a score of each head that has no value
     seqlens_q: torch.Tensor | None = None,  # [batch] int32, queries of each sequence; its other rows are not written
     seqlens_k: torch.Tensor | None = None,  # [batch] int32, keys of each sequence
+    block_table: torch.Tensor | None = None,  # [batch, n] int32: k and v are caches [pages, kv_heads, page_size, dim]
 ) -> torch.Tensor:
     """Return the attention output, [batch, heads, seq_q, head_dim_v]; write it into `out` if that is given.
 
@@ -59,6 +68,9 @@ def forward(  # noqa: C901, PLR0913  # an argument and a condition for each part
     All heads are computed at once, one tile of queries after the other.
     """
     out = q.new_empty((*q.shape[:3], v.shape[3])) if out is None else out
+    if block_table is not None:
+        keys_of_bias = next((each.shape[3] for each in (attn_bias, attn_mask) if each is not None), None)
+        k, v = (gathered(cache, block_table)[:, :, :keys_of_bias] for cache in (k, v))
     heads_per_kv_head = q.shape[1] // k.shape[1]
     if heads_per_kv_head > 1:
         k, v = (tensor.repeat_interleave(heads_per_kv_head, dim=1) for tensor in (k, v))

@@ -57,6 +57,9 @@ FIELDS: tuple[tuple[str, FieldKind], ...] = (
     ("head_dim_v", "int64"),
     ("seqlens_q", "pointer"),
     ("seqlens_k", "pointer"),
+    ("block_table", "pointer"),
+    ("block_table_stride", "int64"),
+    ("page_size", "int64"),
 )
 # The bits of `features`, of the fields that a kernel reads only if the bit is set: `FaFeature`.
 FEATURES = {
@@ -70,6 +73,7 @@ FEATURES = {
     "head_dim_v": 128,
     "seqlens_q": 256,
     "seqlens_k": 512,
+    "block_table": 1024,
 }
 # The words that are tensors of parts, each with its field, in the order in which the binding takes them.
 TENSORS = {
@@ -79,6 +83,7 @@ TENSORS = {
     "attn_mask": "mask",
     "seqlens_q": "seqlens_q",
     "seqlens_k": "seqlens_k",
+    "block_table": "block_table",
 }
 # The fields whose values have a code.
 CODES = {"dtype": DTYPE_CODES, "causal": CAUSAL_CODES, "out_dtype": DTYPE_CODES}

@@ -111,17 +111,25 @@ class PartTensor(NamedTuple):
 
     The judge keeps it as [batch or 1, heads or 1, seq_q or 1, seq_k or 1], dense; it is 1 long along the axes on which
     it does not depend.  A call gets it with all four axes, with a stride of 0 where it does not depend on one; or as a
-    vector along one axis.
+    vector along one axis.  A `table` is kept as [batch, 1, 1, columns], and a call gets [batch, columns].
     """
 
     dtype: str  # float32, int32, bool, or `q`: the dtype of q, and float32 if that is e4m3
-    vector: Literal["", "batch", "heads"] = ""  # the axis of a vector
+    vector: Literal["", "batch", "heads", "table"] = ""  # the axis of a vector; a table has a row for each batch
     is_random: bool = True  # whether `fill` draws it; else `fixed` says what a case has
 
     @property
     def vector_axis(self) -> int | None:
         """The number of the axis of a vector."""
-        return {"": None, "batch": 0, "heads": 1}[self.vector]
+        return {"batch": 0, "heads": 1}.get(self.vector)
+
+
+class CacheShape(NamedTuple):
+    """A cache of keys in pages, [pages, kv_heads, page_size, head_dim], with the heads first in memory or the keys."""
+
+    pages: int
+    page_size: int
+    heads_first: bool
 
 
 class Convention(NamedTuple):
@@ -194,6 +202,10 @@ class Part:
 
     def size_bytes(self, case: Shape) -> int:  # noqa: ARG002
         """The bytes per call besides those of q, k, v and the output."""
+        return 0
+
+    def further_touched_bytes(self, case: Shape) -> int:  # noqa: ARG002
+        """The bytes that a call of a ragged batch must read besides q, k, v and the output; negative for fewer."""
         return 0
 
     def in_words(self, case: Shape) -> str:  # noqa: ARG002
@@ -328,7 +340,11 @@ class Part:
         """Change what a checked call gets after `fill`, [batch or 1, heads or 1, seq_q or 1, seq_k or 1] float32."""
 
     def fixed(self, word: str, case: Shape) -> Sequence[int]:
-        """The elements of a vector that is not random."""
+        """The elements of a vector or table that is not random."""
+        raise NotImplementedError
+
+    def columns(self, word: str, case: Shape) -> int:
+        """The number of columns of a table."""
         raise NotImplementedError
 
     def plain_argument(self, word: str) -> Any:  # noqa: ARG002  # of the word's type
@@ -386,6 +402,32 @@ class Part:
     def meant(self, word: str, value: Any, conventions: Mapping[str, str]) -> Any:  # noqa: ARG002  # as above
         """The inverse of `given`."""
         return value
+
+    # A call may have tensors that lie in memory in another way than the judge's own k and v.
+
+    def cache_of(self, case: Shape) -> CacheShape | None:  # noqa: ARG002
+        """The cache in which a case has k and v; None if it has none."""
+        return None
+
+    def call_of(self, inputs: Any, case: Shape) -> Any:  # `gpu.inputs.Inputs`  # noqa: ARG002
+        """The call of a case, with what only this part knows of it."""
+        return inputs
+
+    def call_placed(self, inputs: Any) -> Any:
+        """The call as its tensors lie in memory."""
+        return inputs
+
+    def call_dense(self, inputs: Any) -> Any:
+        """The inverse of `call_placed`."""
+        return inputs
+
+    def call_fitted(self, inputs: Any) -> Any:
+        """A call that was given other numbers of queries and keys, with tensors of this part that fit them."""
+        return inputs
+
+    def passed_cache(self, tensor: torch.Tensor, words: Mapping[str, Any]) -> torch.Tensor | None:  # noqa: ARG002
+        """What `entry.call` passes for k or v; None if that is no cache."""
+        return None
 
     def call_given(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
         """The call that a kernel gets, with what its meaning does not have, such as NaN where nothing may be read."""
@@ -457,7 +499,7 @@ class Part:
         """The mistakes of kernels in this part that change the output of a call."""
         yield from ()
 
-    def nonfinite_cause(self, inputs: CallInputs, bad_rows: torch.Tensor) -> str:  # noqa: ARG002
+    def nonfinite_cause(self, inputs: CallInputs, bad_rows: torch.Tensor, *, others_are_right: bool) -> str:  # noqa: ARG002
         """Why exactly these rows, [batch, heads, seq_q], are NaN or Inf, if it is because of this part; else empty."""
         return ""
 

@@ -18,6 +18,7 @@ from pytest_fa.attention import (
     lengths,
     lse,
     mask,
+    pages,
     ragged,
     scale,
     scores,
@@ -26,7 +27,7 @@ from pytest_fa.attention import (
     window,
 )
 from pytest_fa.attention.mistake import ChangeScores, Hide, Mistake, Positions
-from pytest_fa.attention.part import CallInputs, Convention, Part, PartTensor
+from pytest_fa.attention.part import CacheShape, CallInputs, Convention, Part, PartTensor
 from pytest_fa.attention.rows import Padding
 from pytest_fa.attention.token import Token
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 OfPart = TypeVar("OfPart")
+OfCall = TypeVar("OfCall")  # `gpu.inputs.Inputs`
 
 # In the order in which an id has them, and in which they change the scores.
 PARTS: list[Part] = [
@@ -42,6 +44,7 @@ PARTS: list[Part] = [
     grouped_heads.PART,
     lengths.PART,
     ragged.PART,
+    pages.PART,
     head_dim_v.PART,
     scale.PART,
     softcap.PART,
@@ -150,6 +153,24 @@ def title_of(output: str) -> str:
     return outputs()[output].output_title
 
 
+def cache_of(case: Any) -> CacheShape | None:  # `catalog.case.Case`
+    """The cache in which a case has k and v; None if it has none."""
+    return next(filter(None, (part.cache_of(case) for part in PARTS)), None)
+
+
+def fitted(inputs: OfCall) -> OfCall:
+    """A call that was given other numbers of queries and keys, with tensors of parts that fit them."""
+    for part in PARTS:
+        inputs = part.call_fitted(inputs)
+    return inputs
+
+
+def passed_cache(tensor: Any, words: Mapping[str, Any]) -> Any:  # tensors
+    """What `entry.call` passes for k or v of a call with these words; None if that is no cache."""
+    caches = (part.passed_cache(tensor, words) for part in PARTS)
+    return next((cache for cache in caches if cache is not None), None)
+
+
 def always_passed() -> tuple[str, ...]:
     """The words that each call passes."""
     return tuple(word for part in PARTS for word in part.always)
@@ -241,9 +262,10 @@ def order_matters(inputs: CallInputs) -> bool:
     return any(part.order_matters(inputs) for part in PARTS)
 
 
-def nonfinite_cause(inputs: CallInputs, bad_rows: torch.Tensor) -> str:
+def nonfinite_cause(inputs: CallInputs, bad_rows: torch.Tensor, *, others_are_right: bool) -> str:
     """Why exactly these rows, [batch, heads, seq_q], are NaN or Inf, if it is because of a part; else empty."""
-    return next(filter(None, (part.nonfinite_cause(inputs, bad_rows) for part in PARTS)), "")
+    causes = (part.nonfinite_cause(inputs, bad_rows, others_are_right=others_are_right) for part in reversed(PARTS))
+    return next(filter(None, causes), "")
 
 
 def mistakes(inputs: CallInputs) -> Iterator[Mistake]:

@@ -25,7 +25,7 @@ EDGES = (LONGEST, 0, 1, 63, 64, 65, 127, 128, 129)
 # By pattern, the steps through `EDGES` from one sequence to the next, for queries and for keys.  With a step of 0, all
 # sequences have the longest length.  With `SPREAD`, lengths fall evenly from the longest one, as in a server's batch.
 SPREAD = -1
-STEPS = {1: (0, 4), 2: (7, 5), 3: (2, 8), 4: (0, SPREAD)}
+STEPS = {1: (0, 4), 2: (7, 5), 3: (2, 8), 4: (0, SPREAD), 5: (0, 0)}
 SEQUENCES = 4  # of a small case
 LENGTH_BYTES = 4
 # The claims for which a call has each of the tensors.
@@ -57,6 +57,7 @@ class Ragged(Part):
         ("`-var1`", "a ragged batch: sequences with 0, 1, 63 to 65, 127 to 129 and all keys"),
         ("`-var2`, `-var3`", "the same for keys and queries, in other orders"),
         ("`-var4`", "a ragged batch: the numbers of keys fall evenly from the longest"),
+        ("`-var5`", "all sequences have the longest length, which the call gets as lengths"),
     )
     shapes = {"ragged": SHAPES}
     supports = "ragged"
@@ -212,6 +213,12 @@ class Ragged(Part):
         """No tensor."""
         return
 
+    def call_fitted(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
+        """No sequence is longer than q or k."""
+        longest = {"seqlens_q": inputs.q.shape[2], "seqlens_k": inputs.k.shape[2]}
+        lengths = {name: inputs.extra[name].clamp_max(longest[name]) for name in longest if name in inputs.extra}
+        return inputs._replace(extra={**inputs.extra, **lengths})
+
     def call_given(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
         """Padding holds NaN."""
         return _with_padding(inputs, math.nan)
@@ -245,7 +252,7 @@ class Ragged(Part):
         queries = of_queries.new_tensor(range(inputs.q.shape[2]))
         return Padding(queries >= of_queries[:, 0], inputs.convention("rows_past") or "untouched")
 
-    def nonfinite_cause(self, inputs: CallInputs, bad_rows: torch.Tensor) -> str:
+    def nonfinite_cause(self, inputs: CallInputs, bad_rows: torch.Tensor, *, others_are_right: bool) -> str:  # noqa: ARG002
         """NaN of the padding, in sequences that have some."""
         for word, longest in (("seqlens_k", inputs.k.shape[2]), ("seqlens_q", inputs.q.shape[2])):
             lengths = inputs.word(word)

@@ -88,6 +88,9 @@ class Arguments {
     return *tensor;
   }
 
+  // Whether the last argument is a tensor.
+  bool EndsWithTensor() const { return end_[-1].type_index != kTVMFFINone; }
+
   void Skip(int count) { next_ += count; }
 
   // Skips the next argument if it is None.  Returns whether it was.
@@ -114,7 +117,7 @@ class Arguments {
   const TVMFFIAny *next_, *end_;
 };
 
-constexpr int DESCALES = 3, TENSORS = 6;  // the arguments for descales, and those that ReadTensors reads
+constexpr int DESCALES = 3, TENSORS = 7;  // the arguments for descales, and those that ReadTensors reads
 
 void* Data(const DLTensor& tensor) { return static_cast<char*>(tensor.data) + tensor.byte_offset; }
 
@@ -248,8 +251,9 @@ FaForwardArgs MakeArgs(Computes computes, const DLTensor& q, const DLTensor& k, 
   const int64_t batch = q.shape[0], heads = q.shape[1], seq_q = q.shape[2], head_dim = q.shape[3];
   const int64_t kv_heads = k.shape[1], seq_k = k.shape[2];
   const int64_t head_dim_v = computes == Computes::kScores ? head_dim : v.shape[3];
-  CheckShape(k, "k", {batch, kv_heads, seq_k, head_dim});
-  CheckShape(v, "v", {batch, kv_heads, seq_k, head_dim_v});
+  const int64_t pages = k.shape[0];  // or batches: ReadFeatures finds out which
+  CheckShape(k, "k", {pages, kv_heads, seq_k, head_dim});
+  CheckShape(v, "v", {pages, kv_heads, seq_k, head_dim_v});
   CheckShape(out, "out", {batch, heads, seq_q, computes == Computes::kScores ? seq_k : head_dim_v});
   FA_REQUIRE(batch > 0 && heads > 0 && seq_q > 0 && head_dim > 0, ValueError, "q is %s: every axis must be at least 1",
              Shape(q).chars);
@@ -290,9 +294,30 @@ FaForwardArgs MakeArgs(Computes computes, const DLTensor& q, const DLTensor& k, 
   return args;
 }
 
+// The table of a call with pages, whose k is a cache [pages, kv_heads, page_size, head_dim].
+void TakeTable(const DLTensor& table, FaForwardArgs& args, const DLTensor& q) {
+  CheckTensor(table, "block_table", 2, q);
+  CheckShape(table, "block_table", {args.batch, table.shape[1]});
+  FA_REQUIRE(table.dtype.code == kDLInt && table.dtype.bits == 32, TypeError,
+             "block_table must be int32, got DLPack type code %d with %d bits", table.dtype.code, table.dtype.bits);
+  FA_REQUIRE(args.features & FA_SEQLENS_K, ValueError, "block_table needs seqlens_k, the numbers of keys");
+  FA_REQUIRE(table.shape[1] <= 1 || table.strides == nullptr || table.strides[1] == 1, ValueError,
+             "the rows of block_table must be contiguous");
+  args.features |= FA_BLOCK_TABLE;
+  args.block_table = static_cast<const int32_t*>(Data(table));
+  args.block_table_stride = table.strides == nullptr ? table.shape[1] : table.strides[0];
+  args.page_size = args.seq_k;
+  args.seq_k = table.shape[1] * args.page_size;
+}
+
+// A bias or a mask has seq_k keys; with pages, as many as the longest sequence.
+void CheckPairs(const DLTensor& tensor, const char* name, const FaForwardArgs& args, bool has_pages) {
+  CheckShape(tensor, name, {args.batch, args.heads, args.seq_q, has_pages ? tensor.shape[3] : args.seq_k});
+}
+
 // Reads the tensors of a call besides q, k, v and their descales, each of which is None if the call lacks it.
 void ReadTensors(Arguments& arguments, FaForwardArgs& args, const DLTensor& q) {
-  const int64_t pairs[] = {args.batch, args.heads, args.seq_q, args.seq_k};
+  const bool has_pages = arguments.EndsWithTensor();
   if (const DLTensor* sink = arguments.TensorOrNone("sink")) {
     args.features |= FA_SINK;
     args.sink = Floats(*sink, "sink", {args.heads}, q);
@@ -303,7 +328,7 @@ void ReadTensors(Arguments& arguments, FaForwardArgs& args, const DLTensor& q) {
   }
   if (const DLTensor* bias = arguments.TensorOrNone("attn_bias")) {
     CheckTensor(*bias, "attn_bias", 4, q);
-    CheckShape(*bias, "attn_bias", pairs);
+    CheckPairs(*bias, "attn_bias", args, has_pages);
     const int32_t dtype = Dtype(*bias, "attn_bias"), wanted = args.dtype == FA_DTYPE_e4m3 ? FA_DTYPE_fp32 : args.dtype;
     FA_REQUIRE(dtype == wanted, TypeError, "q is %s and attn_bias is %s; it must be %s", DTYPE_NAMES[args.dtype],
                DTYPE_NAMES[dtype], DTYPE_NAMES[wanted]);
@@ -313,7 +338,7 @@ void ReadTensors(Arguments& arguments, FaForwardArgs& args, const DLTensor& q) {
   }
   if (const DLTensor* mask = arguments.TensorOrNone("attn_mask")) {
     CheckTensor(*mask, "attn_mask", 4, q);
-    CheckShape(*mask, "attn_mask", pairs);
+    CheckPairs(*mask, "attn_mask", args, has_pages);
     FA_REQUIRE(mask->dtype.code == kDLBool && mask->dtype.bits == 8, TypeError,
                "attn_mask must be bool, got DLPack type code %d with %d bits", mask->dtype.code, mask->dtype.bits);
     args.features |= FA_MASK;
@@ -328,10 +353,11 @@ void ReadTensors(Arguments& arguments, FaForwardArgs& args, const DLTensor& q) {
     args.features |= FA_SEQLENS_K;
     args.seqlens_k = Lengths(*lengths, "seqlens_k", args.batch, q);
   }
+  if (const DLTensor* table = arguments.TensorOrNone("block_table")) TakeTable(*table, args, q);
 }
 
 // Reads the features of a call, each of which is None if the call lacks it.
-void ReadFeatures(Arguments& arguments, FaForwardArgs& args, const DLTensor& q) {
+void ReadFeatures(Arguments& arguments, FaForwardArgs& args, const DLTensor& q, const DLTensor& k) {
   if (!arguments.SkipNone()) {
     args.features |= FA_SOFTCAP;
     args.softcap = static_cast<float>(arguments.Number("softcap"));
@@ -350,6 +376,8 @@ void ReadFeatures(Arguments& arguments, FaForwardArgs& args, const DLTensor& q) 
              "causal is %s beside a window; leave it out: window_right=0 hides the keys after a query",
              args.causal == FA_CAUSAL_TOP_LEFT ? "top_left" : "bottom_right");
   if (!arguments.IsAtEnd()) ReadTensors(arguments, args, q);
+  FA_REQUIRE(k.shape[0] == args.batch || args.features & FA_BLOCK_TABLE, ValueError, "k has %lld batches, q has %lld",
+             static_cast<long long>(k.shape[0]), static_cast<long long>(args.batch));
   args.struct_size = args.features == 0 ? FA_PLAIN_SIZE : sizeof(FaForwardArgs);
 }
 
@@ -393,7 +421,7 @@ int64_t Forward(Arguments arguments) {
   } else {
     arguments.Skip(DESCALES);
   }
-  ReadFeatures(arguments, args, q);
+  ReadFeatures(arguments, args, q, k);
   if (workspace != nullptr) {
     args.workspace = Data(*workspace);
     args.workspace_bytes = workspace->dtype.bits / 8;
@@ -420,7 +448,7 @@ int64_t WorkspaceBytes(Arguments arguments) {
   const DLTensor& out = arguments.Tensor("out");
   const double scale = arguments.Number("scale");
   FaForwardArgs args = MakeArgs(COMPUTES, q, k, v, out, scale, arguments.Integer("causal"));
-  ReadFeatures(arguments, args, q);
+  ReadFeatures(arguments, args, q, k);
   DeviceGuard guard(q.device.device_id);
   return fa_workspace_bytes == nullptr ? 0 : static_cast<int64_t>(fa_workspace_bytes(&args));
 }

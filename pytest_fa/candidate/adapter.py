@@ -45,7 +45,8 @@ def adapted(
             _require_default_scale(scale, q.shape[-1])
         if passes_out and out is None:
             out = empty_output(q, k, v, computes)
-        values: dict[str, Any] = {name: _in_layout(name, x, call) for name, x in (("q", q), ("k", k), ("v", v))}
+        values: dict[str, Any] = {"q": _in_layout("q", q, call)}
+        values |= {name: _keys_in_layout(name, each, call, words) for name, each in (("k", k), ("v", v))}
         values |= {"out": _in_layout("out", out, call) if passes_out else None}
         values |= {"scale": scale}
         for word, part in parts.words().items():
@@ -77,6 +78,12 @@ def _require_default_scale(scale: float, head_dim: int) -> None:
             f"scale is {scale:g}; entry.call passes no scale, so the function always uses "
             f"1/sqrt({head_dim}) = {default:g}"
         )
+
+
+def _keys_in_layout(name: str, tensor: torch.Tensor, call: Call, words: Mapping[str, Any]) -> torch.Tensor:
+    """A view of k or v in the call's layout; of a cache in pages, in that of its memory."""
+    cache: torch.Tensor | None = parts.passed_cache(tensor, words)
+    return _in_layout(name, tensor, call) if cache is None else cache
 
 
 def _in_layout(name: str, tensor: Any, call: Call) -> torch.Tensor:  # noqa: ANN401  # a tensor: out was made

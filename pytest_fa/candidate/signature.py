@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.layout import PART as LAYOUT
 from pytest_fa.attention.not_judged import recognised, written
+from pytest_fa.attention.pages import PART as PAGES
 from pytest_fa.candidate.adapter_lines import NAME, VARIADIC, adapter_for, needs_adapter
 from pytest_fa.candidate.operators import signature_of
 from pytest_fa.catalog.variant import Call, Entry
@@ -17,8 +18,8 @@ from pytest_fa.catalog.variant import Call, Entry
 # Names that functions of attention libraries have for what is passed.
 NAMES = {
     "q": ("q", "query"),
-    "k": ("k", "key"),
-    "v": ("v", "value"),
+    "k": ("k", "key", "k_cache", "key_cache"),
+    "v": ("v", "value", "v_cache", "value_cache"),
     "scale": ("scale", "softmax_scale", "sm_scale"),
     "out": ("out", "output", "o"),
 }
@@ -58,18 +59,26 @@ def _answer(entry: Entry, parameters: list[inspect.Parameter], folder: Path | No
     text = f"write in variant.yaml `{line}`"
     if "VALUE" in line:
         text += ", with a value in place of VALUE"
-    if _takes_packed(parameters):
+    if _takes(parameters, LAYOUT.made_words):
         text += "; and `layout: [packed], self_attention_only: true` in `supports`"
+    if _takes((each for each in parameters if each.default is each.empty), PAGES.words):
+        text += "; and `ragged: [keys], pages: [64]` in `supports`, with the sizes of a page that the kernel takes"
     for parameter in parameters:
         if (off := _switched_off(parameter)) is not None and (row := recognised(parameter.name)):
             text += f"; {row.subject} not judged: {parameter.name} gets {off}, which switches it off"
     return text
 
 
-def _takes_packed(parameters: Iterable[inspect.Parameter]) -> bool:
-    """Whether a parameter is one tensor of which q, k and v, or k and v, are views."""
+def _takes(parameters: Iterable[inspect.Parameter], words: Container[str | None]) -> bool:
+    """Whether a parameter gets one of these words."""
     word_of = _word_of()
-    return any(word_of.get(each.name) in LAYOUT.made_words for each in parameters)
+    return any(word_of.get(each.name) in words for each in parameters)
+
+
+def _has_cache(parameters: Iterable[inspect.Parameter]) -> bool:
+    """Whether a parameter without a default is a cache or its table, as in libraries with [batch, seq, heads, dim]."""
+    names = {*PAGES.words["block_table"], *(name for word in "kv" for name in NAMES[word] if name.endswith("_cache"))}
+    return any(each.name in names for each in parameters if each.default is each.empty)
 
 
 def _adapter(entry: Entry, parameters: list[inspect.Parameter], folder: Path | None) -> str:
@@ -125,10 +134,14 @@ def entry_line(entry: Entry, parameters: Iterable[inspect.Parameter]) -> str:
     word_of = _word_of()
     positional: list[str] = []
     keywords: list[str] = []
+    taken: set[str | None] = set()
     is_left_out = False  # after a parameter that keeps its default, others are passed by name
     listed = list(parameters)
     for parameter in listed:
         word = word_of.get(parameter.name)
+        if word in taken and parameter.default is not parameter.empty:
+            word = None  # new keys that go into a cache
+        taken.add(word)
         if word and parameter.kind in _POSITIONAL and not keywords and not is_left_out:
             positional.append(word)
         elif parameter.kind not in VARIADIC and (word or parameter.default is parameter.empty):
@@ -137,7 +150,7 @@ def entry_line(entry: Entry, parameters: Iterable[inspect.Parameter]) -> str:
             is_left_out = True
     call = [f"arguments: [{', '.join(positional)}]"]
     call += [f"keywords: {{{', '.join(keywords)}}}"] if keywords else []
-    call += ["layout: bshd"] if _takes_packed(listed) else []
+    call += ["layout: bshd"] if _takes(listed, LAYOUT.made_words) or _has_cache(listed) else []
     libraries = f", libraries: [{', '.join(entry.libraries)}]" if entry.libraries else ""
     return f'entry: {{target: "{entry.target}"{libraries}, call: {{{", ".join(call)}}}}}'
 

@@ -179,7 +179,8 @@ class Case(msgspec.Struct, frozen=True):
         """The least bytes of a call, without keys that no query sees; in a ragged batch, those of q, k, v and out."""
         if self._sequence_lengths is None:
             return self.touched.bytes_per_call
-        return sum(each.touched._bytes_of_four for each in self.sequences)  # noqa: SLF001  # of another case
+        further = sum(part.further_touched_bytes(self) for part in parts.PARTS)
+        return further + sum(each.touched._bytes_of_four for each in self.sequences)  # noqa: SLF001  # of another case
 
     @property
     def _bytes_of_four(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pytest_fa.attention.pages import PART as PAGES
 from pytest_fa.attention.ragged import PART as RAGGED
 from pytest_fa.catalog.case import Case, plain_case
 from pytest_fa.catalog.claims import FEWER, claims_of, factors_of, least_lengths
@@ -157,7 +158,9 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
     case, supports = property_case(variant), variant.supports
     if name in ON_RAGGED_CASES:
         plain = _with_dtype(case, variant, dtypes)
-        return plain.with_fields(RAGGED.fields_with(RAGGED.supported(supports)[-1], case.heads))
+        fields = [part.fields_with(part.supported(supports)[-1], case.heads) for part in (RAGGED, PAGES)]
+        changed = plain.with_fields({**fields[0], **fields[1]})
+        return plain.with_fields(fields[0]) if variant.refuses(changed) else changed
     claims = claims_of(variant, dtypes) if variant.role == "candidate" and not variant.cases else []
     if not claims:
         return case

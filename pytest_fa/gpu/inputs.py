@@ -13,6 +13,7 @@ from pytest_fa.attention.arguments import Arguments
 from pytest_fa.attention.dtypes import FORMATS
 from pytest_fa.attention.e4m3 import DESCALES
 from pytest_fa.attention.layout import stored
+from pytest_fa.attention.pages import Cache
 from pytest_fa.attention.rows import PLAIN
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import Case
@@ -31,7 +32,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by element size 
 
 
 NOTHING: Mapping[str, torch.Tensor] = MappingProxyType({})
-ATTRIBUTES = ("descales", "out_dtype", "more", "extra", "conventions", "given", "rounds")  # of `Inputs`
+ATTRIBUTES = ("descales", "out_dtype", "more", "extra", "conventions", "given", "rounds", "cache")  # of `Inputs`
 
 
 class Inputs(Arguments):  # what only some calls have are attributes
@@ -52,6 +53,7 @@ class Inputs(Arguments):  # what only some calls have are attributes
     conventions: Mapping[str, str]  # those that are not plain
     given: Inputs | None
     rounds: tuple[str, ...]
+    cache: Cache | None  # how k and v lie in pages
 
     def __new__(  # noqa: D102
         cls,
@@ -63,11 +65,12 @@ class Inputs(Arguments):  # what only some calls have are attributes
         conventions: Mapping[str, str] = PLAIN,
         given: Inputs | None = None,
         rounds: tuple[str, ...] = (),
+        cache: Cache | None = None,
         **named: Any,  # noqa: ANN401  # those of `Arguments`
     ) -> Self:
         inputs = super().__new__(cls, *arguments, **named)
         inputs.descales, inputs.out_dtype, inputs.more, inputs.extra = descales, out_dtype, more or {}, extra
-        inputs.conventions, inputs.given, inputs.rounds = conventions, given, rounds
+        inputs.conventions, inputs.given, inputs.rounds, inputs.cache = conventions, given, rounds, cache
         return inputs
 
     @classmethod
@@ -115,10 +118,26 @@ class Inputs(Arguments):  # what only some calls have are attributes
         """What the call means, in plain conventions, except for those that only a part of attention can follow."""
         if self.given is not None:
             return self
+        if (dense := self.dense()) is not self:
+            return dense.meant()._replace(given=self)
         meant = self._words_by(parts.meant, self.conventions) if self.conventions else self
         for part in parts.PARTS:
             meant = part.call_meant(meant)
         return self if meant is self else meant._replace(given=self)
+
+    def placed(self) -> Inputs:
+        """The call as its tensors lie in memory; itself if that is where they are."""
+        inputs = self
+        for part in parts.PARTS:
+            inputs = part.call_placed(inputs)
+        return inputs
+
+    def dense(self) -> Inputs:
+        """The inverse of `placed`: k and v are [batch, kv_heads, seq_k, dim]."""
+        inputs = self
+        for part in parts.PARTS:
+            inputs = part.call_dense(inputs)
+        return inputs
 
     @property
     def as_given(self) -> Inputs:
@@ -167,7 +186,8 @@ class Inputs(Arguments):  # what only some calls have are attributes
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors besides q, k and v by name, as a call gets them: the descales, and those of parts."""
-        given = {name: given_form(name, tensor, self.q, self.k) for name, tensor in self.extra.items()}
+        pairs = (*self.q.shape[:3], self.cache.seq_k if self.cache and self.cache.seq_k else self.k.shape[2])
+        given = {name: given_form(name, tensor, pairs) for name, tensor in self.extra.items()}
         return {**descale_keywords(self.descales), **given}
 
     def with_parts(self, tensors: Mapping[str, torch.Tensor]) -> Inputs:
@@ -186,7 +206,10 @@ class Inputs(Arguments):  # what only some calls have are attributes
 
         A tensor that does not depend on an axis stays as it is there.
         """
-        return {name: at_places(tensor, **places) for name, tensor in self.extra.items()}
+        of_table = {axis: each for axis, each in places.items() if axis == "batches"}
+        return {
+            name: at_places(tensor, **(of_table if is_table(name) else places)) for name, tensor in self.extra.items()
+        }
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
         """The same call with `function` of q, k and v; the other tensors stay."""
@@ -252,6 +275,8 @@ def _drawn(case: Case, device: torch.device) -> Inputs:
     words, extra = parts.arguments_of(case), _draw_extra(case, generator)
     if case.dtype != "e4m3":
         plain = Inputs.of_call(q, k, v, case.scale, **words)._replace(extra=extra)
+        for part in parts.PARTS:
+            plain = part.call_of(plain, case)
         return plain.map_all(lambda tensor: tensor.to(device))
     q, k, v = with_special_heads(q, k, v, case.data)
     quantised = Inputs.of_call(q, k, v, case.scale, TORCH_DTYPES[case.out_dtype], **words).quantised()
@@ -265,12 +290,14 @@ def _draw_extra(case: Case, generator: torch.Generator) -> dict[str, torch.Tenso
     sizes = (case.batch, case.heads, case.seq_q, case.seq_k)
     for word, part in parts.tensor_words().items():
         if axes := part.axes(word, case):
-            numbers = torch.empty([size if depends else 1 for size, depends in zip(sizes, axes, strict=True)])
-            if parts.tensor_form(word).is_random:
+            form = parts.tensor_form(word)
+            sizes_of = (*sizes[:3], part.columns(word, case)) if form.vector == "table" else sizes
+            numbers = torch.empty([size if depends else 1 for size, depends in zip(sizes_of, axes, strict=True)])
+            if form.is_random:
                 part.fill(word, numbers, generator)
                 part.arrange(word, numbers)
             else:
-                numbers.view(-1).copy_(torch.tensor(part.fixed(word, case)))
+                numbers = torch.tensor(part.fixed(word, case)).view(numbers.shape)
             drawn[word] = numbers.to(extra_dtype(word, TORCH_DTYPES[case.dtype]))
     return drawn
 
@@ -283,15 +310,27 @@ def extra_dtype(word: str, of_q: torch.dtype) -> torch.dtype:
     return torch.float32 if of_q == E4M3 else of_q
 
 
-def given_form(word: str, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """A part's tensor as a call gets it: [batch], [heads], or [batch, heads, seq_q, seq_k] with strides of 0."""
+def is_table(word: str) -> bool:
+    """Whether a part's tensor says where others lie in memory, and is nothing that attention is computed from."""
+    return parts.tensor_form(word).vector == "table"
+
+
+def given_form(word: str, tensor: torch.Tensor, pairs: tuple[int, ...]) -> torch.Tensor:
+    """A part's tensor as a call gets it; `pairs` are batch, heads, seq_q and seq_k.
+
+    That is [batch], [heads], [batch, columns], or [batch, heads, seq_q, seq_k] with strides of 0.
+    """
+    if is_table(word):
+        return tensor.flatten(1)
     axis = parts.tensor_form(word).vector_axis
-    return tensor.expand(*q.shape[:3], k.shape[2]) if axis is None else tensor.flatten()
+    return tensor.expand(pairs) if axis is None else tensor.flatten()
 
 
 def kept_form(word: str, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """The inverse of `given_form`.  Raises `FaError` for another shape or dtype."""
     dtype, form = extra_dtype(word, q.dtype), parts.tensor_form(word)
+    if form.vector == "table" and tensor.dtype == dtype and tensor.dim() == 2 and len(tensor) == len(q):  # noqa: PLR2004
+        return tensor[:, None, None]
     axis, sizes = form.vector_axis, (*q.shape[:3], k.shape[2])
     wanted = sizes if axis is None else sizes[axis : axis + 1]
     fits = tensor.dim() == len(wanted) and all(

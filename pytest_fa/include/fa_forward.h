@@ -34,7 +34,8 @@ enum FaFeature {
   FA_MASK = 64,
   FA_HEAD_DIM_V = 128,
   FA_SEQLENS_Q = 256,
-  FA_SEQLENS_K = 512
+  FA_SEQLENS_K = 512,
+  FA_BLOCK_TABLE = 1024
 };
 
 /* The strides of a tensor [batch, heads, seq, head_dim], in elements.  For a bias or a mask, `seq` is that of queries and
@@ -93,6 +94,13 @@ struct FaForwardArgs {
    * or behind them is padding: rows of out are not written, those of lse need not be, and rows of q, k and v may hold NaN. */
   const int32_t* seqlens_q; /* FA_SEQLENS_Q */
   const int32_t* seqlens_k; /* FA_SEQLENS_K */
+
+  /* FA_BLOCK_TABLE: k and v are caches [pages, kv_heads, page_size, head_dim], whose strides have that of a page as `batch`.  Key
+   * j of a sequence is key j % page_size of page block_table[sequence * block_table_stride + j / page_size].  seq_k is what the
+   * table has room for, a multiple of page_size.  Entries behind the last page of a sequence may be any number, and slots of the
+   * caches that no sequence has may hold NaN. */
+  const int32_t* block_table; /* [batch, seq_k / page_size], on the device */
+  int64_t block_table_stride, page_size;
 };
 
 /* The struct_size of a call without features: that of the first fa_forward.h, whose struct ends before `features`. */
@@ -145,6 +153,7 @@ static inline int fa_check_features(const struct FaForwardArgs* args, uint32_t t
       {FA_HEAD_DIM_V, "another head_dim of V", "FA_HEAD_DIM_V"},
       {FA_SEQLENS_Q, "lengths of queries", "FA_SEQLENS_Q"},
       {FA_SEQLENS_K, "lengths of keys", "FA_SEQLENS_K"},
+      {FA_BLOCK_TABLE, "pages", "FA_BLOCK_TABLE"},
   };
   const size_t own_size = sizeof(struct FaForwardArgs);
   if (args->abi_version != FA_ABI_VERSION || args->struct_size < FA_PLAIN_SIZE) {

@@ -39,8 +39,10 @@ class CheckedLaunch:
     ) -> None:
         self.candidate = candidate
         self.original_inputs = clone(inputs)  # no call sees these
-        self._guarded = {name: guard(tensor) for name, tensor in memories_of(inputs).items()}
-        self.inputs = with_memories(inputs, {name: guarded.tensor for name, guarded in self._guarded.items()})
+        placed = inputs.placed()
+        self._before = self.original_inputs if placed is inputs else clone(placed)
+        self._guarded = {name: guard(tensor) for name, tensor in memories_of(placed).items()}
+        self.inputs = with_memories(placed, {name: guarded.tensor for name, guarded in self._guarded.items()})
         self._guarded["out"] = guard_output(poisoned_output(inputs, computes))
         rows = {name: empty_rows(name, inputs.q, inputs.conventions) for name in more}
         self._guarded |= {name: guard_output(like.flatten()) for name, like in rows.items()}
@@ -91,7 +93,7 @@ class CheckedLaunch:
 
     def require_untouched(self) -> None:
         """Raise `WrongResult` if a call changed an input or wrote into a guard band."""
-        for name, before in self.original_inputs.parts.items():
+        for name, before in self._before.parts.items():
             if not torch.equal(bits_of(self.inputs.parts[name]), bits_of(before)):
                 raise WrongResult("inputs", f"the kernel changed its input {name}")
         workspaces = {

@@ -34,19 +34,21 @@ def explain_nonfinite(
     if bool(computed.any()):
         place = location_text(computed, computes)
         looks = "look for 0/0, an overflow, or unwritten memory that it reads"
-        reason = "" if causes or computes == "scores" else _reason(out, computed, inputs)
+        others_are_right = not bool((bad & out.isfinite()).any())
+        is_explained = bool(causes) or computes == "scores"
+        reason = "" if is_explained else _reason(out, computed, inputs, others_are_right=others_are_right)
         causes.append(reason or f"the kernel computed NaN or Inf in {place}: {looks}")
     if causes and bool((bad & out.isfinite()).any()):
         causes.append("finite elements are wrong, too")
     return "; ".join(causes)
 
 
-def _reason(out: torch.Tensor, computed: torch.Tensor, inputs: Inputs) -> str:
+def _reason(out: torch.Tensor, computed: torch.Tensor, inputs: Inputs, *, others_are_right: bool) -> str:
     """The reason that predicts exactly these elements, [batch, heads, seq_q, head_dim]; empty if none does."""
     bad_rows = computed.any(-1)
     if torch.equal(bad_rows, _without_key(inputs).expand_as(bad_rows)):
         return "NaN exactly in the queries that see no key: 0/0 at the end, write zeros there"
-    if of_part := parts.nonfinite_cause(inputs, bad_rows):
+    if of_part := parts.nonfinite_cause(inputs, bad_rows, others_are_right=others_are_right):
         return of_part
     rows = row_scores(inputs)
     dtypes = {"fp32": torch.float32, "fp16": torch.float16}

@@ -126,8 +126,8 @@ class PropertySubject:
         return buffer
 
     def _as_taken(self, inputs: Inputs) -> Inputs:
-        """The call with one tensor for q, k and v if the variant takes one."""
-        return packed(inputs) if self.variant.packs_inputs else inputs
+        """The call as its tensors lie in memory, with one tensor for q, k and v if the variant takes one."""
+        return (packed(inputs) if self.variant.packs_inputs else inputs).placed()
 
     def settled(self, inputs: Inputs, output: Output) -> Output:
         """The same output, with 0 in the rows that the variant may leave undefined."""

@@ -102,6 +102,7 @@ class Emulated:
 
         Raises `StuckKernel`, and `ValueError` if the variant refuses the case.
         """
+        inputs = inputs.placed()
         q, k, v = inputs.q, inputs.k, inputs.v
         out = empty_output(q, k, v, "attention", inputs.output_dtype)
         lse = torch.empty(q.shape[:3])

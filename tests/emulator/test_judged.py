@@ -34,10 +34,10 @@ emulator_set.argtypes = (ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_d
 
 
 def forward(q, k, v, *, scale, causal, out, lse=None, softcap=0.0, window_left=None, window_right=None, attn_bias=None,
-            alibi_slopes=None, attn_mask=None, sink=None, seqlens_q=None, seqlens_k=None):
+            alibi_slopes=None, attn_mask=None, sink=None, seqlens_q=None, seqlens_k=None, block_table=None):
     emulator_set(0, 2, 8, 0.5)
     tensors = dict(attn_bias=attn_bias, alibi_slopes=alibi_slopes, attn_mask=attn_mask, sink=sink)
-    tensors |= dict(seqlens_q=seqlens_q, seqlens_k=seqlens_k)
+    tensors |= dict(seqlens_q=seqlens_q, seqlens_k=seqlens_k, block_table=block_table)
     given = {{name: tensor for name, tensor in tensors.items() if tensor is not None}}
     windows = dict(window_left=window_left, window_right=window_right)
     return call(q, k, v, scale=scale, causal=causal, out=out, lse=lse, softcap=softcap or None, **windows, **given)
@@ -46,6 +46,7 @@ CASES = (
     "b2h6s1d64-fp16-causal_br-kv2-sk192-dv72-scale0p2-cap2-biasbq-sink-bshd-seed0",
     "b2h4s65d64-bf16-win37_21-kv2-sk100-dv128-alibi-maskh-seed0",
     "b4h4s65d64-fp16-causal_br-kv2-sk150-var2-seed0",
+    "b4h4s3d64-fp16-kv2-sk150-var1-page16-maskq-seed0",
     "b1h2s65d64-fp16-seed0",
 )
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from pytest_fa.attention import abi, parts
 from pytest_fa.attention.dtypes import ELEMENT_BYTES
-from pytest_fa.attention.layout import strides
+from pytest_fa.attention.layout import Layout, strides
 from pytest_fa.attention.mask import VISIBLE
 from pytest_fa.build.command import ffi_folder
 from pytest_fa.build.unchanged import require_unchanged
@@ -98,7 +98,9 @@ def call(case: Case, library: str) -> PlainResult:
     ctypes.CDLL(str(ffi_folder() / "lib" / "libtvm_ffi.so"), mode=ctypes.RTLD_GLOBAL)
     build = ctypes.CDLL(library)
     query_count = case.batch * case.heads * case.seq_q * case.head_dim
-    key_count, value_count = (case.batch * case.kv_heads * case.seq_k * dim for dim in (case.head_dim, case.head_dim_v))
+    cache = parts.cache_of(case)
+    keys = cache.pages * cache.page_size if cache else case.batch * case.seq_k
+    key_count, value_count = (keys * case.kv_heads * dim for dim in (case.head_dim, case.head_dim_v))
     generator = np.random.default_rng(case.seed)
     counts = (query_count, key_count, value_count)
     if case.layout == "packed":
@@ -161,6 +163,13 @@ def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
         args.features |= abi.FEATURES[abi.TENSORS[word]]
         if not parts.tensor_form(word).vector:
             setattr(args, f"{abi.TENSORS[word]}_stride", _pair_strides(sizes))
+    if cache := parts.cache_of(case):
+        layout: Layout = "bhsd" if cache.heads_first else "bshd"
+        args.k_stride, args.v_stride = (
+            Strides(*strides(layout, case.kv_heads, cache.page_size, dim)) for dim in (case.head_dim, case.head_dim_v)
+        )
+        args.page_size, args.block_table_stride = cache.page_size, -(-case.seq_k // cache.page_size)
+        args.seq_k = args.page_size * args.block_table_stride
     if args.features:
         args.struct_size = ctypes.sizeof(ForwardArgs)
     return args
@@ -177,7 +186,8 @@ def _tensor_sizes(case: Case) -> dict[str, tuple[int, ...]]:
         if axes := part.axes(word, case):
             if word not in abi.TENSORS:
                 raise UnsupportedCase(f"the C interface has no field for {word!r}")
-            sizes[word] = tuple(size if depends else 1 for size, depends in zip(whole, axes, strict=True))
+            of_word = (*whole[:3], part.columns(word, case)) if parts.tensor_form(word).vector == "table" else whole
+            sizes[word] = tuple(size if depends else 1 for size, depends in zip(of_word, axes, strict=True))
     return sizes
 
 

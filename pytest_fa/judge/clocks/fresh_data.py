@@ -95,7 +95,7 @@ class FreshData:
         self.candidate, self.gaps = candidate, Gaps()
         self._random = random.Random(secrets.randbits(128))  # noqa: S311  # seeded with what no candidate knows
         self._generator = torch.Generator(device=candidate.device)
-        self._like = inputs
+        self._like = inputs = inputs.placed()
         tensors = memories_of(inputs)
         self._moved = {name: each for name, each in tensors.items() if _is_random(name)}  # elsewhere in each call
         self._private = [_slack_buffer(tensor) for tensor in self._moved.values()]
@@ -242,10 +242,12 @@ class FreshData:
         of_keys = place._replace(head=key_heads(self._like)[place.head])
         places = (place, of_keys, of_keys)
         q, k, v = (where.head_in(tensor).clone() for where, tensor in zip(places, call[:3], strict=True))
+        if call.cache is not None:
+            k, v = (tensor[:, of_keys.head : of_keys.head + 1] for tensor in (call.k, call.v))
         descales = self._like.descales and Descales(
             *(where.head_in(tensor).clone() for where, tensor in zip(places, self._like.descales, strict=True))
         )
-        return self._like._replace(q=q, k=k, v=v, descales=descales, extra=extra)
+        return self._like._replace(q=q, k=k, v=v, descales=descales, extra=extra).dense()
 
     def any_place(self, series: Series, count: int, outs: list[torch.Tensor]) -> Place:
         """A head, chosen at random, of one of the outputs that `count` calls write."""

@@ -199,6 +199,6 @@ def other_device(subject: PropertySubject) -> None:
 
 
 def _overwrite(inputs: Inputs, others: Inputs) -> None:
-    data = clone(others).parts
+    data = clone(others.placed()).parts
     for name, tensor in inputs.parts.items():
         tensor.copy_(data[name])

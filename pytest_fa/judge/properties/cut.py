@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pytest_fa.attention import parts
 from pytest_fa.attention.layout import stored
 from pytest_fa.catalog.claims import least_lengths
 from pytest_fa.gpu.inputs import Inputs
@@ -20,7 +21,8 @@ def cut(subject: PropertySubject, inputs: Inputs, keys: int) -> Inputs | None:
         return None
     q, k, v = (stored_like(tensor[:, :, :end], tensor) for tensor, end in zip(inputs[:3], ends, strict=True))
     queries, of_keys = (torch.arange(end, device=q.device) for end in ends[:2])
-    return inputs._replace(q=q, k=k, v=v, extra=inputs.extra_at(queries=queries, keys=of_keys))
+    shorter = inputs._replace(q=q, k=k, v=v, extra=inputs.extra_at(queries=queries, keys=of_keys))
+    return parts.fitted(shorter)
 
 
 def lengths(subject: PropertySubject, queries: int, keys: int) -> tuple[int, int, int]:

@@ -111,7 +111,7 @@ def many_queries(subject: PropertySubject) -> None:
     descales = inputs.descales and inputs.descales.map(lambda descale: descale[:1, :1].contiguous())
     first, queries, keys = torch.zeros(1, dtype=torch.long), torch.arange(ends[0]), torch.arange(ends[1])
     extra = _extra_at(inputs, batches=first, heads=first, queries=queries % inputs.q.shape[2], keys=keys)
-    many = inputs._replace(q=q, k=k, v=v, descales=descales, extra=extra)
+    many = parts.fitted(inputs._replace(q=q, k=k, v=v, descales=descales, extra=extra))
     subject.require_right("many_queries", subject.call(many), many)
 
 
@@ -218,7 +218,7 @@ def _require_right_for_many(name: str, subject: PropertySubject, batches: int, h
     rows, of_keys = (torch.arange(end) for end in ends[:2])
     of_batches, of_heads = torch.arange(batches) % inputs.q.shape[0], torch.arange(heads) % inputs.q.shape[1]
     extra = _extra_at(inputs, batches=of_batches, heads=of_heads, queries=rows, keys=of_keys)
-    many = inputs._replace(q=q, k=k, v=v, descales=descales, extra=extra)
+    many = parts.fitted(inputs._replace(q=q, k=k, v=v, descales=descales, extra=extra))
     subject.require_right(name, subject.call(many), many)
 
 

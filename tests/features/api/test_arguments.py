@@ -19,8 +19,8 @@ from tests.factories import WriteVariant
 
 CASE = "b1h2s64d64-fp16"
 FORM = (
-    "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-win<left>_<right>][-kv<heads>][-sk<keys>][-var1|-var2|-var3|-var4][-dv<size>]"
-    "[-scale<factor>][-cap<cap>][-bias<axes>][-alibi][-mask<axes>][-sink]"
+    "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-win<left>_<right>][-kv<heads>][-sk<keys>][-var1|-var2|-var3|-var4|-var5]"
+    "[-page<size>[hnd]][-dv<size>][-scale<factor>][-cap<cap>][-bias<axes>][-alibi][-mask<axes>][-sink]"
     "[-bshd|-packed][-scores][-out_bf16][-zero_head|-outlier|-tiny][-seed<N>]"
 )
 

@@ -103,6 +103,16 @@ CAUSES = {
     "ragged_writes_rows": "rows at or behind seqlens_q are written",
     "ragged_padding_in_lse": "no known mistake gives this log-sum-exp",
     "ragged_kept_lengths": "NaN of the padding of K or V",
+    "pages_of_next": "look at the block table",
+    "pages_of_first": "all sequences have the pages of the first one",
+    "pages_ignored": "the table is ignored, and pages are taken in order",
+    "pages_next_page": "each page is the one behind the right one",
+    "pages_one_too_far": "look at the block table",
+    "pages_first_only": "the first page of a sequence stands for all its pages",
+    "pages_transposed": "look at the block table",
+    "pages_heads_for_keys": "look at the block table",
+    "pages_last_whole": "the last page of each sequence is counted whole",
+    "pages_kept": "no known mistake gives this output",
 }
 VARIANTS = {
     name: variant
@@ -128,7 +138,20 @@ def wrong_results(name: str) -> Iterator[CaseResult]:
 def test_every_kernel_is_listed() -> None:
     """Each wrong kernel has a cause here, and each part that changes the result has planted faults and their cases."""
     assert {*VARIANTS} - {TWIN} == {*CAUSES}
-    names = ("causal", "window", "ragged", "head_dim_v", "scale", "softcap", "bias", "alibi", "mask", "sink", "layout")
+    names = (
+        "causal",
+        "window",
+        "ragged",
+        "pages",
+        "head_dim_v",
+        "scale",
+        "softcap",
+        "bias",
+        "alibi",
+        "mask",
+        "sink",
+        "layout",
+    )
     assert [*names] == [part.name for part in parts.PARTS if part.faults and part.selftest_shapes]
 
 
@@ -155,6 +178,9 @@ def test_the_twin_is_right() -> None:
         "ragged_zeroes_rows",
         "ragged_padding_in_lse",
         "ragged_kept_lengths",
+        "pages_ignored",
+        "pages_last_whole",
+        "pages_kept",
     ),
 )
 def test_each_mistake_is_caught_and_gets_no_other_name(name: str) -> None:

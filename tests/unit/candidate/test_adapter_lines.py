@@ -59,16 +59,6 @@ def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dro
 def forward(qkv, cu_seqlens, max_seqlen, softmax_scale, causal=False):
     return by_sequence(*qkv.unbind(1), cu_seqlens, cu_seqlens, softmax_scale, causal)
 """,
-    "cache": """\
-def forward(q, k_cache, v_cache, k=None, v=None, cache_seqlens=None, softmax_scale=None, causal=False):
-    assert k is v is cache_seqlens is None
-    return attend(q, k_cache, v_cache, softmax_scale, causal)
-""",
-    "paged": """\
-def forward(q, k_cache, v_cache, block_table, cache_seqlens=None, softmax_scale=None, causal=False):
-    k, v = (gathered(cache, block_table, cache_seqlens) for cache in (k_cache, v_cache))
-    return attend(q, k, v, softmax_scale, causal)
-""",
     "paged_varlen": """\
 def forward(q, k_cache, v_cache, cu_seqlens_q, seqused_k, page_table, *, softmax_scale, causal=False):
     k, v = (gathered(cache, page_table, seqused_k) for cache in (k_cache, v_cache))

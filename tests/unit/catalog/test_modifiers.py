@@ -127,29 +127,29 @@ def test_the_list_is_the_same_in_each_process() -> None:
 # -- parts that nobody else knows -------------------------------------------------------------------------------------
 
 
-class Pages(Part):
+class Chapters(Part):
     """A made-up part that needs another one."""
 
-    name = "pages"
-    summary = "keys lie in pages"
-    tokens = (Choice("pages", (("pages", True),), False),)
-    supports = "pages"
+    name = "chapters"
+    summary = "keys lie in chapters"
+    tokens = (Choice("chapters", (("chapters", True),), False),)
+    supports = "chapters"
     claims = (False, True)
-    words = {"pages": ("pages",)}  # noqa: RUF012  # as `Part` declares it
+    words = {"chapters": ("chapters",)}  # noqa: RUF012  # as `Part` declares it
 
     def impossible(self, case: Shape) -> str | None:
-        """Pages of keys need the other part."""
-        return "pages need evens" if case.value_of("pages") and not case.value_of("evens") else None
+        """Chapters of keys need the other part."""
+        return "chapters need evens" if case.value_of("chapters") and not case.value_of("evens") else None
 
 
 @pytest.fixture
 def made_up() -> Iterator[None]:
     """Two more parts are on the list; one needs the other."""
-    pages = Pages()
+    chapters = Chapters()
     parts.add(EVENS)
-    parts.add(pages)
+    parts.add(chapters)
     yield
-    parts.remove(pages)
+    parts.remove(chapters)
     parts.remove(EVENS)
 
 
@@ -159,8 +159,8 @@ def test_a_new_part_comes_in_by_itself() -> None:
     cases = modifiers()
     possible = check_modifiers(cases)
     assert len(cases) <= MAX_CASES
-    assert (("dtype", "e4m3"), ("pages", True)) in possible
-    assert (("evens", 0.0), ("pages", True)) not in possible
+    assert (("dtype", "e4m3"), ("chapters", True)) in possible
+    assert (("evens", 0.0), ("chapters", True)) not in possible
 
 
 # -- what a variant claims --------------------------------------------------------------------------------------------

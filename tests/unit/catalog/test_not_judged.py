@@ -37,8 +37,6 @@ MANIFESTS = {
     "supports: {layout: [thd]}": "varlen",
     "variants: {a: {supports: {varlen: true}}}": "varlen",
     entry("keywords: {cu_seqlens_q: VALUE}"): "varlen",
-    entry("arguments: [q, k_cache, v_cache]"): "paged",
-    entry("keywords: {block_table: VALUE}"): "paged",
     "computes: backward": "backward",
     "returns: [dq, dk, dv]": "backward",
     "supports: {dtype: [int8]}": "int8",

@@ -34,12 +34,16 @@ def forward(
     sink=None,
     seqlens_q=None,  # [batch], as the other one
     seqlens_k=None,
+    block_table=None,  # [batch, n]: k and v are [pages, kv_heads, page_size, dim]
     out=None,
     lse=None,
     FAULT="NONE",
 ):
     """Write attention, computed in float32 with P rounded to the dtype, and its log-sum-exp."""
+    if block_table is not None:
+        k, v, seqlens_k = gather(FAULT, k, v, block_table, seqlens_k)
     group, is_bshd = q.shape[1] // k.shape[1], q.stride(1) < q.stride(2)
+    attn_bias, attn_mask = (padded(each, k.shape[2]) for each in (attn_bias, attn_mask))
     bias, mask = (read(FAULT, *each, group, is_bshd=is_bshd) for each in (("bias", attn_bias), ("mask", attn_mask)))
     slopes, sink = (read_vector(FAULT, *each, group) for each in (("alibi", alibi_slopes), ("sink", sink)))
     queries, keys = find_lengths(FAULT, seqlens_q, seqlens_k, q.shape[2], k.shape[2])
@@ -102,6 +106,42 @@ def write(FAULT, result, out, queries, keys):
     if FAULT == "ragged_skips_empty" and isinstance(keys, torch.Tensor):
         is_written = is_written & (keys > 0)
     return out.copy_(torch.where(is_written, result, out))
+
+
+def padded(tensor, keys):
+    """Return a bias or a mask with columns for all slots of the last page."""
+    if tensor is None or tensor.shape[3] == keys:
+        return tensor
+    return torch.nn.functional.pad(tensor, (0, keys - tensor.shape[3]))
+
+
+def gather(FAULT, k, v, table, lengths):
+    """Return K and V of all sequences, [batch, kv_heads, n * page_size, dim], and the numbers of keys."""
+    pages, _, size, _ = k.shape
+    if FAULT == "pages_kept":
+        table = KEPT.setdefault((table.data_ptr(), table.shape), table.clone())
+    changes = {
+        "pages_of_next": lambda: table.roll(-1, 0),
+        "pages_of_first": lambda: table[:1].expand_as(table),
+        "pages_ignored": lambda: torch.arange(table.numel(), device=table.device).view(table.shape),
+        "pages_next_page": lambda: table + 1,
+        "pages_one_too_far": lambda: table.roll(-1, 1),
+        "pages_first_only": lambda: table[:, :1].expand_as(table),
+        "pages_transposed": lambda: table.t().reshape(table.shape),
+    }
+    entries = (changes[FAULT]() if FAULT in changes else table).clamp(0, pages - 1).long()
+    if FAULT == "pages_heads_for_keys":
+        k, v = (heads_for_keys(tensor) for tensor in (k, v))
+    if FAULT == "pages_last_whole":
+        lengths = (lengths + size - 1) // size * size
+    return *(tensor[entries].transpose(1, 2).flatten(2, 3) for tensor in (k, v)), lengths
+
+
+def heads_for_keys(cache):
+    """Return the cache as a kernel reads it that takes its axes of heads and keys in the other order."""
+    _, heads, size, dim = cache.shape
+    steps = (size * dim, dim) if cache.stride(1) < cache.stride(2) else (dim, heads * dim)
+    return cache.as_strided(cache.shape, (heads * size * dim, *steps, 1), cache.storage_offset())
 
 
 def find_lengths(FAULT, of_queries, of_keys, seq_q, seq_k):

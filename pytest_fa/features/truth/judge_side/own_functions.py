@@ -68,7 +68,8 @@ def _answer(
 ) -> tuple[TruthAnswer, int | None]:
     try:
         q, k, v, *kept = (tensor.to(question.device) for tensor in read_tensors(descriptor, question.shapes))
-        more = {name: given_form(name, _of_kind(name, x), q, k) for name, x in zip(question.tensors, kept, strict=True)}
+        pairs, named = (*q.shape[:3], k.shape[2]), zip(question.tensors, kept, strict=True)
+        more = {name: given_form(name, _of_kind(name, tensor), pairs) for name, tensor in named}
         function = _function(question, modules, ours)
         outputs = _outputs(_call(function, question, (q, k, v), more), question)
         _require_no_kernel(question.files[0], ours)

@@ -1,0 +1,402 @@
+"""Pages: keys and values lie in pages of a cache, and a table says which pages a sequence has.
+
+The judge's own k and v are [batch, kv_heads, seq_k, head_dim], as without pages.  A call gets a cache,
+[pages, kv_heads, page_size, head_dim], with the heads before or after the keys of a page in memory, and `block_table`.
+Pages are in random order.  Two sequences share their first page.  What no sequence has, whole pages and the keys of a
+last page at or behind the length, is NaN.  Entries of the table behind a sequence's last page are -1, 0 or a number
+that is no page's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytest_fa.attention.dtypes import ELEMENT_BYTES
+from pytest_fa.attention.mistake import Mistake
+from pytest_fa.attention.part import CacheShape, CallInputs, Convention, Part, PartTensor, Shape
+from pytest_fa.attention.token import Choice
+
+if TYPE_CHECKING:
+    import torch
+
+SIZES = (1, 16, 64, 128, 256)  # keys of a page
+HEADS_FIRST = "hnd"
+TABLE = "block_table"
+LENGTHS = "seqlens_k"
+SPARE = 3  # pages that no sequence has
+TAILS = (-1, 0, 2**30)  # behind the last page of a sequence, in turn
+ENTRY_BYTES = 4
+LOOK = "look at the block table"
+TEXTS = tuple(f"{size}{order}" for size in SIZES for order in ("", HEADS_FIRST))
+
+
+class Cache(NamedTuple):
+    """How the cache of a call lies in memory, for which `Inputs.cache` stands."""
+
+    page_size: int
+    heads_first: bool
+    seq_k: int = 0  # of the judge's own k and v; 0 for a call that has these, and no cache
+
+
+class _Choice(Choice):
+    @property
+    def grammar(self) -> str:
+        """The form, in place of all sizes."""
+        return f"[-page<size>[{HEADS_FIRST}]]"
+
+
+class Pages(Part):
+    """int32 numbers of pages, [batch, pages of the longest sequence]."""
+
+    name = "pages"
+    summary = "keys and values in pages of a cache"
+    tokens = (_Choice("pages", tuple((f"page{size}", size) for size in TEXTS), "none"),)
+    rows = (
+        ("`-page16`", "a paged cache with 16 keys in a page, [pages, 16, kv_heads, head_dim] in memory"),
+        ("`-page64hnd`", "a paged cache with 64 keys in a page, [pages, kv_heads, 64, head_dim] in memory"),
+    )
+    supports = "pages"
+    claims = ("none", *TEXTS)
+    words = {TABLE: ("block_table", "page_table", "block_tables", "page_tables")}
+    made_words = {"page_size": ("page_size", "block_size")}
+    tensors = {TABLE: PartTensor("int32", "table", is_random=False)}
+    conventions = {
+        "table_tail": Convention(
+            {
+                "unread": "entries of the table behind the last page of a sequence are not read",
+                "valid": "entries of the table behind the last page of a sequence must be numbers of pages",
+            },
+            is_seen_in=(TABLE,),
+        )
+    }
+
+    faults = {
+        **dict.fromkeys(
+            (
+                "pages_of_next",
+                "pages_ignored",
+                "pages_next_page",
+                "pages_one_too_far",
+                "pages_transposed",
+                "pages_last_whole",
+                "pages_heads_for_keys",
+            ),
+            ("finite", False),
+        ),
+        "pages_of_first": ("max", False),
+        "pages_first_only": ("max", False),
+        "pages_kept": ("new_lengths", True),
+    }
+    selftest_shapes = (
+        "b9h4s3d64-fp16-causal_br-kv2-sk150-var1-page16",
+        "b4h4s5d64-fp16-kv2-sk256-var5-page64hnd",
+    )
+
+    # -- the case ---------------------------------------------------------------------------------------------------
+
+    def impossible(self, case: Shape) -> str | None:
+        """A call with pages has lengths of keys."""
+        if case.value_of("pages") == "none":
+            return None
+        if case.dtype == "e4m3":
+            return "pages of e4m3 are not judged; drop -page"
+        if not case.value_of("ragged"):
+            return "a call with pages has the lengths of its sequences; add -var5 for equal ones, or another -var"
+        return None
+
+    def size_bytes(self, case: Shape) -> int:
+        """The entries of the table that a call must read."""
+        size = _page_size(case)
+        return ENTRY_BYTES * sum(-(-each.seq_k // size) for each in case.sequences) if size else 0
+
+    def further_touched_bytes(self, case: Shape) -> int:
+        """The table, without the keys of a page that two sequences share."""
+        if not _is_shared(case):
+            return self.size_bytes(case)
+        of_keys = case.value_of("kv_heads") * (case.head_dim + case.value_of("head_dim_v"))
+        shared_bytes: int = ELEMENT_BYTES[case.dtype] * _page_size(case) * of_keys
+        return self.size_bytes(case) - shared_bytes
+
+    def in_words(self, case: Shape) -> str:
+        """The size of a page, for the title of a picture."""
+        size = _page_size(case)
+        return f", pages of {size} keys" if size else ""
+
+    # -- the manifest -----------------------------------------------------------------------------------------------
+
+    def read_claim(self, claim: object) -> tuple[Any, ...]:
+        """Sizes with or without `hnd`, of which YAML reads some as numbers; true means all."""
+        if isinstance(claim, list):
+            claim = [str(value) if type(value) is int else value for value in claim]
+        return super().read_claim(claim)
+
+    @property
+    def varied(self) -> tuple[Any, ...]:
+        """No pages, and one size for each order in memory."""
+        return ("none", "16", f"64{HEADS_FIRST}")
+
+    def further_claims(self, supports: Any) -> tuple[Any, ...]:  # `catalog.variant.Supports`
+        """All sizes of a page but one of each order in memory."""
+        claimed = [claim for claim in self.supported(supports) if claim != "none"]
+        orders = ([claim for claim in claimed if claim.endswith(HEADS_FIRST) == is_first] for is_first in (True, False))
+        varied = {preferred for of_order in orders if (preferred := _varied(of_order))}
+        return tuple(claim for claim in claimed if claim not in varied)
+
+    def claim_words(self, claim: Any) -> str:  # one of `claims`
+        """The pages that were not judged."""
+        return "no pages" if claim == "none" else f"pages of {claim}"
+
+    def manifest_problem(self, variant: Any) -> str | None:  # `catalog.variant.Variant`
+        """Sequences in pages have lengths."""
+        supports = variant.supports
+        if self.is_claimed(supports) and not {"keys", "both"} & {*supports.values_of("ragged", ("none",))}:
+            return "supports.pages is claimed, but supports.ragged has no lengths of keys; add `ragged: [keys]`"
+        return None
+
+    def cache_of(self, case: Shape) -> CacheShape | None:
+        """The cache of a case."""
+        if not (size := _page_size(case)):
+            return None
+        pages = case.batch * self.columns(TABLE, case) + SPARE
+        return CacheShape(pages, size, heads_first=case.value_of("pages").endswith(HEADS_FIRST))
+
+    # -- the call ---------------------------------------------------------------------------------------------------
+
+    def axes(self, word: str, case: Shape) -> tuple[bool, bool, bool, bool] | None:  # noqa: ARG002  # its only word
+        """A row for each sequence."""
+        return (True, False, False, True) if _page_size(case) else None
+
+    def columns(self, word: str, case: Shape) -> int:  # noqa: ARG002  # its only word
+        """The pages of the longest sequence."""
+        return -(-case.seq_k // _page_size(case))
+
+    def fixed(self, word: str, case: Shape) -> list[int]:  # its only word
+        """Pages in random order, of which sequences of more than one page share the first."""
+        size, columns = _page_size(case), self.columns(word, case)
+        counts = [-(-each.seq_k // size) for each in case.sequences]
+        return _table(counts, columns, is_shared=_is_shared(case), seed=case.value_of("seed"))
+
+    def plain_argument(self, word: str) -> None:  # noqa: ARG002  # its only word
+        """No table."""
+        return
+
+    def made(self, word: str, words: Mapping[str, Any], conventions: Mapping[str, str]) -> int:  # noqa: ARG002
+        """The keys of a page."""
+        return int(words["k"].shape[2])
+
+    def call_of(self, inputs: Any, case: Shape) -> Any:  # `gpu.inputs.Inputs`
+        """The call with its cache; the keys of a page that two sequences share are equal."""
+        text = case.value_of("pages")
+        if text == "none":
+            return inputs
+        size = _page_size(case)
+        if _is_shared(case):
+            inputs = inputs._replace(k=inputs.k.clone(), v=inputs.v.clone())
+            for tensor in (inputs.k, inputs.v):
+                tensor[1, :, :size] = tensor[0, :, :size]
+        return inputs._replace(cache=Cache(size, text.endswith(HEADS_FIRST)))
+
+    def call_placed(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
+        """The call with its cache, by a table of its own if that of the call cannot hold k and v."""
+        cache = inputs.cache
+        if cache is None or cache.seq_k:
+            return inputs
+        placed = _placed(inputs, inputs.extra[TABLE])
+        return placed if placed is not None else _placed(inputs, _other_table(inputs))
+
+    def call_dense(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
+        """The call with k and v as the judge has them."""
+        if inputs.cache is None or not inputs.cache.seq_k:
+            return inputs
+        k, v = (_gathered(tensor, inputs.extra[TABLE], inputs.cache.seq_k) for tensor in (inputs.k, inputs.v))
+        return inputs._replace(k=k, v=v, cache=inputs.cache._replace(seq_k=0))
+
+    def given(self, word: str, value: Any, conventions: Mapping[str, str]) -> Any:  # its only word
+        """Entries that are no page's become 0 for a kernel that reads them."""
+        if word != TABLE or conventions.get("table_tail") != "valid":
+            return value
+        return value.where((value >= 0) & (value < _pages_of(value)), 0)
+
+    def passed_cache(self, tensor: torch.Tensor, words: Mapping[str, Any]) -> torch.Tensor | None:
+        """The axes of a cache as they lie in memory, for `entry.call`."""
+        if words.get(TABLE) is None:
+            return None
+        heads, size = tensor.shape[1:3]
+        of_head, of_key = tensor.stride()[1:3]
+        has_heads_last = of_head < of_key or (of_head == of_key and heads == 1 < size)
+        return tensor.transpose(1, 2) if has_heads_last else tensor
+
+    # -- the judge --------------------------------------------------------------------------------------------------
+
+    def nonfinite_cause(self, inputs: CallInputs, bad_rows: torch.Tensor, *, others_are_right: bool) -> str:
+        """The only mistake that reads NaN in exactly the sequences whose outputs are not finite."""
+        if (table := inputs.word(TABLE)) is None:
+            return ""
+        size = PART.call_placed(inputs).k.shape[2]
+        lengths = inputs.word(LENGTHS).flatten().tolist()
+        read = {words: _sequences_with_nan(change(inputs)) for words, change in _MISREADINGS.items()}
+        if others_are_right:
+            read["the last page of each sequence is counted whole"] = [length % size > 0 for length in lengths]
+            read["slots at or behind seqlens_k are read"] = [length < size * table.shape[3] for length in lengths]
+        bad = bad_rows.flatten(1).any(1).tolist()
+        found = [words for words, with_nan in read.items() if with_nan == bad]
+        if all(bad):
+            return ""
+        cause = found[0] if len(found) == 1 else "keys are read that no sequence has"
+        return f"{cause}, so that NaN of pages or slots without a key reaches the output: {LOOK} and the lengths"
+
+    def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
+        """Pages of other sequences, pages that are off by one, and a cache whose axes are taken in the other order."""
+        if inputs.word(TABLE) is not None:
+            for words, change in _MISREADINGS.items():
+                yield Mistake(f"{words}: {LOOK}", change=change)
+
+
+def _varied(claims: list[str]) -> str:
+    """The claim of one order in memory that is judged beside every other part: of 16 keys, or else the first."""
+    of_16 = [claim for claim in claims if claim.removesuffix(HEADS_FIRST) == "16"]
+    return next(iter(of_16 or claims), "")
+
+
+def _page_size(case: Shape) -> int:
+    """The keys of a page; 0 without pages."""
+    text = str(case.value_of("pages"))
+    return 0 if text == "none" else int(text.removesuffix(HEADS_FIRST))
+
+
+def _is_shared(case: Shape) -> bool:
+    """Whether the first two sequences share their first page."""
+    size = _page_size(case)
+    return bool(size) and case.batch > 1 and all(each.seq_k >= size for each in case.sequences[:2])
+
+
+def _table(counts: list[int], columns: int, *, is_shared: bool, seed: int) -> list[int]:
+    """The entries for sequences with these numbers of pages, row by row."""
+    numbers = list(range(len(counts) * columns + SPARE))
+    random.Random(seed).shuffle(numbers)  # noqa: S311  # not for cryptography
+    entries: list[int] = []
+    for row, count in enumerate(counts):
+        entries += [numbers.pop() for _ in range(count)]
+        entries += [TAILS[row % len(TAILS)]] * (columns - count)
+    if is_shared:
+        entries[columns] = entries[0]
+    return entries
+
+
+def _other_table(inputs: Any) -> torch.Tensor:  # of `gpu.inputs.Inputs`
+    """A table for the shapes and lengths of a call, in which no page is shared."""
+    size = inputs.cache.page_size
+    columns = -(-inputs.k.shape[2] // size)
+    counts = [-(-length // size) for length in inputs.extra[LENGTHS].flatten().tolist()]
+    table: torch.Tensor = inputs.extra[LENGTHS].new_tensor(_table(counts, columns, is_shared=False, seed=0))
+    given: torch.Tensor = PART.given(TABLE, table.view(len(counts), 1, 1, columns), inputs.conventions)
+    return given
+
+
+def _pages_of(table: torch.Tensor) -> int:
+    """The pages of a cache whose table is [batch, 1, 1, columns]."""
+    return table.numel() + SPARE
+
+
+def _placed(inputs: Any, table: torch.Tensor) -> Any:  # `gpu.inputs.Inputs`
+    """The call with its cache by a table, [batch, 1, 1, columns]; None if the table cannot hold k and v."""
+    cache, seq_k, lengths = inputs.cache, inputs.k.shape[2], inputs.extra[LENGTHS]
+    columns = -(-seq_k // cache.page_size)
+    if table.shape != (lengths.shape[0], 1, 1, columns):
+        return None
+    pages = _pages_of(table)
+    entries = table[:, 0, 0]  # [batch, columns]
+    is_used = entries.new_tensor(range(columns)) * cache.page_size < lengths[:, 0, 0]
+    used = entries[is_used]
+    if used.numel() and not (int(used.min()) >= 0 and int(used.max()) < pages):
+        return None
+    k, v = (_scattered(each, entries, is_used, pages, cache) for each in (inputs.k, inputs.v))
+    is_key = lengths.new_tensor(range(seq_k)) < lengths[:, 0, 0]  # [batch, seq_k]
+    for own, whole in ((inputs.k, k), (inputs.v, v)):
+        held = _gathered(whole, table, seq_k)
+        is_same = (held == own) | (held.isnan() & own.isnan())
+        if not bool((is_same | ~is_key[:, None, :, None]).all()):
+            return None
+    return inputs._replace(k=k, v=v, extra={**inputs.extra, TABLE: table}, cache=cache._replace(seq_k=seq_k))
+
+
+def _scattered(
+    tensor: torch.Tensor,  # [batch, kv_heads, seq_k, dim]
+    entries: torch.Tensor,  # [batch, columns]
+    is_used: torch.Tensor,
+    pages: int,
+    cache: Cache,
+) -> torch.Tensor:
+    """The cache, [pages, kv_heads, page_size, dim], with NaN where no key is."""
+    batch, heads, seq_k, dim = tensor.shape
+    size, columns = cache.page_size, entries.shape[1]
+    order = (pages, heads, size, dim) if cache.heads_first else (pages, size, heads, dim)
+    whole = tensor.new_full(order, float("nan"))
+    whole = whole if cache.heads_first else whole.transpose(1, 2)
+    padded = tensor.new_full((batch, heads, columns * size, dim), float("nan"))
+    padded[:, :, :seq_k] = tensor
+    by_page = padded.view(batch, heads, columns, size, dim).transpose(1, 2)
+    whole[entries[is_used].long()] = by_page[is_used]
+    return whole
+
+
+def _gathered(cache: torch.Tensor, table: torch.Tensor, seq_k: int) -> torch.Tensor:
+    """The keys of all sequences, [batch, kv_heads, seq_k, dim]; entries that are no page's are taken as the nearest."""
+    entries = table[:, 0, 0].clamp(0, cache.shape[0] - 1).long()
+    found: torch.Tensor = cache[entries].transpose(1, 2).flatten(2, 3)
+    return found[:, :, :seq_k]
+
+
+def _misread(change: Any) -> Any:  # a function of a table, and one of `gpu.inputs.Inputs`
+    """What a call means to a kernel that has another table."""
+
+    def changed(inputs: Any) -> Any:
+        placed = PART.call_placed(inputs)
+        table = change(placed.extra[TABLE])
+        return PART.call_dense(placed._replace(extra={**placed.extra, TABLE: table}))._replace(extra=inputs.extra)
+
+    return changed
+
+
+def _in_order(table: torch.Tensor) -> torch.Tensor:
+    """The table of a cache whose pages are those of the sequences, one behind the other."""
+    return table.new_tensor(range(table.numel())).view(table.shape)
+
+
+def _in_other_order(inputs: Any) -> Any:  # `gpu.inputs.Inputs`
+    """What a call means to a kernel that takes keys for heads in the cache, and heads for keys."""
+    placed = PART.call_placed(inputs)
+    k, v = (_axes_taken_otherwise(tensor) for tensor in (placed.k, placed.v))
+    return PART.call_dense(placed._replace(k=k, v=v))._replace(extra=inputs.extra)
+
+
+def _axes_taken_otherwise(cache: torch.Tensor) -> torch.Tensor:
+    """The same memory, [pages, kv_heads, page_size, dim], with the axes of heads and keys in the other order."""
+    _, heads, size, dim = cache.shape
+    of_head, of_key = (size * dim, dim) if cache.stride(1) < cache.stride(2) else (dim, heads * dim)
+    return cache.as_strided(cache.shape, (heads * size * dim, of_head, of_key, 1), cache.storage_offset())
+
+
+def _sequences_with_nan(inputs: Any) -> list[bool]:  # of `gpu.inputs.Inputs`
+    """Whether each sequence has NaN among its keys or values."""
+    lengths = inputs.extra[LENGTHS].flatten().tolist()
+    return [
+        any(bool(tensor[batch, :, :length].isnan().any()) for tensor in (inputs.k, inputs.v))
+        for batch, length in enumerate(lengths)
+    ]
+
+
+_MISREADINGS = {
+    "each sequence has the pages of the next one": _misread(lambda table: table.roll(-1, 0)),
+    "all sequences have the pages of the first one": _misread(lambda table: table[:1].expand_as(table)),
+    "the table is ignored, and pages are taken in order": _misread(_in_order),
+    "each page is the one behind the right one": _misread(lambda table: table + 1),
+    "each page is the one before the right one": _misread(lambda table: table - 1),
+    "the entries of a sequence are read one too far": _misread(lambda table: table.roll(-1, 3)),
+    "the first page of a sequence stands for all its pages": _misread(lambda table: table[..., :1].expand_as(table)),
+    "the cache is read with heads and keys of a page exchanged": _in_other_order,
+}
+
+PART = Pages()
