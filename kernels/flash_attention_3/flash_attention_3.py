@@ -28,8 +28,8 @@ NO_E4M3 = ("does not support FP8", "only supports fp16 and bf16")  # by how it w
 
 def forward(  # noqa: PLR0913  # an argument for each part of attention
     q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
-    k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
-    v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
+    k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim], or a cache [pages, kv_heads, page_size, head_dim]
+    v: torch.Tensor,  # the same
     *,
     scale: float,
     causal: str = "none",
@@ -37,6 +37,8 @@ def forward(  # noqa: PLR0913  # an argument for each part of attention
     window_left: int | None = None,
     window_right: int | None = None,
     softcap: float = 0.0,
+    seqlens_k: torch.Tensor | None = None,  # [batch] int32
+    block_table: torch.Tensor | None = None,  # [batch, n] int32
 ) -> torch.Tensor:
     """Return the attention output, [batch, heads, seq_q, head_dim]; write it into `out` if that is given.
 
@@ -50,6 +52,8 @@ def forward(  # noqa: PLR0913  # an argument for each part of attention
     options: dict[str, Any] = {name: OPEN if side is None else side for name, side in sides.items()}
     has_window = (window_left, window_right) != (None, None)
     modified = {**(options if has_window else {}), **({"softcap": softcap} if softcap else {})}
+    if seqlens_k is not None:
+        modified |= {"seqused_k": seqlens_k, "page_table": block_table}
     try:
         return _attend(q, k, v, scale, causal, out, **modified)
     except RuntimeError as problem:
@@ -96,7 +100,7 @@ def _attend(
     out: torch.Tensor | None,
     **more: Any,  # noqa: ANN401  # descales, sides of a window, a cap
 ) -> torch.Tensor:
-    if causal == "top_left" and q.shape[2] != k.shape[2]:
+    if causal == "top_left" and (q.shape[2] != k.shape[2] or "seqused_k" in more):
         raise UnsupportedCase(f"causal is top_left for {q.shape[2]} queries and {k.shape[2]} keys; use bottom_right")
     queries, keys, values = (tensor.transpose(1, 2) for tensor in (q, k, v))  # [batch, seq, heads, head_dim]
     options = {"softmax_scale": scale, "is_causal": causal != "none", "num_splits": 0, **more}

@@ -26,6 +26,12 @@ MASKED = (
     "b2h2s90d64-fp32-causal_br-sk130-dv72-maskbq-seed0",
     "b2h2s90d64-bf16-winm8_57-biasq-maskbhq-bshd-seed0",
 )
+GATHERED = (
+    "b9h4s5d64-fp16-kv2-sk257-var1-seed0",
+    "b4h4s70d64-bf16-causal_br-kv2-var2-bshd-seed0",
+    "b4h4s3d80-fp32-causal_br-kv2-sk150-var4-page16-seed0",
+    "b4h4s1d64-fp16-kv1-sk300-var5-page64hnd-seed0",
+)
 
 
 def test_sdpa_with_a_mask_takes_windows_biases_and_masks(new_project: NewProject) -> None:
@@ -34,6 +40,15 @@ def test_sdpa_with_a_mask_takes_windows_biases_and_masks(new_project: NewProject
     run = project.run(f"--fa-case={','.join(MASKED)}", "--fa-variant=sdpa_math_mask", "--benchmark-disable")
     of_baseline = {name: outcome for name, outcome in run.outcomes.items() if "test_correct[sdpa_math_mask" in name}
     assert of_baseline == {f"test_correct[sdpa_math_mask-{case}]": "passed" for case in MASKED}, run.reasons
+
+
+def test_sdpa_on_gathered_copies_takes_lengths_and_pages(new_project: NewProject) -> None:
+    """It is right wherever it is compared, also in rows that see no key."""
+    project = new_project("gathered")
+    run = project.run(f"--fa-case={','.join(GATHERED)}", "--fa-variant=sdpa_math_gathered", "--benchmark-disable")
+    of_baseline = {name: outcome for name, outcome in run.outcomes.items() if "sdpa_math_gathered" in name}
+    tests = {f"test_correct[sdpa_math_gathered-{case}]": "passed" for case in GATHERED}
+    assert {name: of_baseline.get(name) for name in tests} == tests, run.reasons
 
 
 def test_sdpa_with_a_mask_leaves_plain_cases_to_faster_ones() -> None:

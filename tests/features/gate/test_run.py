@@ -350,13 +350,14 @@ def test_a_failed_pilot_is_run_again_as_a_gate(variants: tuple[Variant, Variant]
 ON_GPU = [
     *("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"),
     *("sdpa_cudnn_mask", "sdpa_efficient_mask", "sdpa_math_mask"),
+    *("sdpa_cudnn_gathered", "sdpa_efficient_gathered", "sdpa_math_gathered"),
 ]
 
 
 @pytest.mark.parametrize(
     ("devices", "gpu", "expected"),
     [
-        (("cpu",), None, ["sdpa_flash", "sdpa_flash_cpu", "sdpa_math", "sdpa_math_mask"]),
+        (("cpu",), None, ["sdpa_flash", "sdpa_flash_cpu", "sdpa_math", "sdpa_math_mask", "sdpa_math_gathered"]),
         (("cpu",), object(), ["sdpa_flash_cpu"]),
         (("cuda",), None, ["sdpa_flash_cpu", *ON_GPU]),
         (("cuda", "cpu"), object(), ON_GPU),

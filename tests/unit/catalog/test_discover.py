@@ -28,6 +28,9 @@ COMPANIONS = {
     "sdpa_cudnn_mask": "baseline",
     "sdpa_efficient_mask": "baseline",
     "sdpa_math_mask": "baseline",
+    "sdpa_cudnn_gathered": "baseline",
+    "sdpa_efficient_gathered": "baseline",
+    "sdpa_math_gathered": "baseline",
 }
 SOURCE = {"kernel.cu": ""}
 

@@ -68,12 +68,12 @@ def possible_pairs(of: Mapping[str, Iterable[Any]], among: list[Part]) -> set[Pa
 
 
 def check_modifiers(cases: Iterable[Case]) -> set[Pair]:
-    """Check that the cases have all possible pairs, and return these."""
+    """Check that the cases have all pairs that are possible beside one other value at most, and return these."""
     varied = [part for part in parts.PARTS if len(part.varied) > 1]
     dtypes, head_dims, *_ = factors_of_modifiers().values
     features = {"dtype": dtypes, "head_dim": head_dims, **{part.name: part.varied for part in varied}}
     possible = possible_pairs(features, varied)
-    assert possible == pairs_of(values_of(case, varied) for case in cases)
+    assert possible <= pairs_of(values_of(case, varied) for case in cases)
     return possible
 
 
