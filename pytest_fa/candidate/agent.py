@@ -24,7 +24,7 @@ from pytest_fa.candidate.module import open_forward
 from pytest_fa.candidate.output import require_output
 from pytest_fa.candidate.series import PreparedCalls, in_a_row, keywords_of
 from pytest_fa.errors import FaError
-from pytest_fa.gpu.device import give_memory_back, open_device, synchronize
+from pytest_fa.gpu.device import give_memory_back, open_device, peak_bytes_of, synchronize
 from pytest_fa.gpu.device_tools import DeviceTools, NoDeviceTools, device_tools
 from pytest_fa.gpu.graphs import CannotCapture
 from pytest_fa.gpu.shared_memory import Memories, map_on_cpu, map_on_gpu, unmap_on_gpu
@@ -43,6 +43,7 @@ from pytest_fa.wire.commands import (
     Launch,
     MakeCall,
     Open,
+    PeakBytes,
     Repeat,
     ReplayCall,
     Script,
@@ -82,7 +83,7 @@ class Agent:
         self.memories = Memories()
         self.prepared = PreparedCalls(self._forward_for, self._tensor)
 
-    def execute(self, command: Command, descriptor: int | None = None) -> Done:  # noqa: C901, PLR0911  # one line each
+    def execute(self, command: Command, descriptor: int | None = None) -> Done:  # noqa: C901, PLR0911, PLR0912  # a line each
         """Carry out one command.  Raises what the variant raises, and `WrongResult` for an output of another kind."""
         match command:
             case Open():
@@ -105,6 +106,8 @@ class Agent:
                 return self._replay_call()
             case Delegates():
                 return Done(names=operators_of(lambda: self._launch(command.call)))
+            case PeakBytes():
+                return Done(peak_bytes=peak_bytes_of(lambda: self._launch(command.call), self.device))
             case EndJob():
                 return self._end_job()
             case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
 import torch
@@ -52,6 +53,16 @@ def give_memory_back() -> None:
             unused_bytes = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
             if unused_bytes > MAX_KEPT_BYTES:
                 torch.cuda.empty_cache()
+
+
+def peak_bytes_of(call: Callable[[], object], device: torch.device) -> int:
+    """The most memory of a GPU that a call took from torch's caching allocator, beyond what was taken before."""
+    synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before_bytes = torch.cuda.memory_allocated(device)
+    call()
+    synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before_bytes
 
 
 def without_gradients() -> AbstractContextManager[None]:

@@ -28,6 +28,7 @@ from pytest_fa.gpu.shared_memory import (
     require_sharing,
     unmap_on_gpu,
 )
+from pytest_fa.judge.call_memory import CallMemory
 from pytest_fa.judge.connection import Connection, LocalConnection, Remote
 from pytest_fa.judge.lending import Lending, OtherProcess, SameProcess
 from pytest_fa.wire.commands import (
@@ -45,6 +46,7 @@ from pytest_fa.wire.commands import (
     Load,
     MakeCall,
     Open,
+    PeakBytes,
     Prepare,
     Profile,
     ProfilerReport,
@@ -272,6 +274,19 @@ class Candidate:
         names: list[str] = []
         self._with_call(inputs, out, lambda views: names.extend(self.ask(Delegates(views)).names))
         return tuple(names)
+
+    def memory_of(self, inputs: Inputs, out: torch.Tensor, more: Mapping[str, torch.Tensor] = NOTHING) -> CallMemory:
+        """Make one call and return its memory.  On the CPU, where no workspace is allowed, no call is made."""
+        if self.device.type == "cpu":
+            return CallMemory(0, None)
+        found: list[CallMemory] = []
+
+        def measure(views: CallViews) -> None:
+            workspace_bytes = views.workspace.shape[0] if views.workspace else 0
+            found.append(CallMemory(workspace_bytes, workspace_bytes + self.ask(PeakBytes(views)).peak_bytes))
+
+        self._with_call(inputs, out, measure, more)
+        return found[0]
 
     def run_script(self, script: Script) -> None:
         """Queue the steps of a script on streams and wait for them."""

@@ -23,6 +23,7 @@ from pytest_fa.gpu.inputs import (
     poisoned_output,
 )
 from pytest_fa.gpu.packed import memories_of, with_memories
+from pytest_fa.judge.call_memory import CallMemory
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.wire.commands import Disturbance
 
@@ -81,6 +82,10 @@ class CheckedLaunch:
     def operators(self) -> tuple[str, ...]:
         """Call the variant once and return the names of torch's operators that ran in it."""
         return self.candidate.operators_of(self.inputs, self.out_buffer)
+
+    def memory(self) -> CallMemory:
+        """Call the variant once and return the memory of that call."""
+        return self.candidate.memory_of(self.inputs, self.out_buffer, self.more_buffers)
 
     def repeat(
         self,

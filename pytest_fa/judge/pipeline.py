@@ -23,6 +23,7 @@ from pytest_fa.errors import ENTRY, DeviceLost, StoppedJudge, Tampering, WrongRe
 from pytest_fa.gpu.device import is_alive, open_device
 from pytest_fa.gpu.inputs import Inputs, Output
 from pytest_fa.gpu.shared_memory import NoSharing
+from pytest_fa.judge.call_memory import CallMemory
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.checked_launch import CheckedLaunch
 from pytest_fa.judge.clocks.device_time import NothingLaunched
@@ -152,6 +153,7 @@ class Findings:
     diagnosis: Diagnosis | None = None
     fingerprints: Fingerprints | None = None
     speed: Speed | None = None
+    memory: CallMemory = dataclasses.field(default_factory=CallMemory)
     caught_by: tuple[str, ...] = ()  # the checks that detected a fault
     is_loaded: bool = False  # whether the entry could be loaded
     lacks_memory: bool = False  # whether the memory of the GPU was used up
@@ -197,6 +199,8 @@ class Findings:
             lacks_memory=self.lacks_memory,
             fingerprints=self.fingerprints,
             compile_seconds=stages.compile_seconds,
+            workspace_bytes=self.memory.workspace_bytes,
+            peak_bytes=self.memory.peak_bytes,
         )
 
 
@@ -223,11 +227,12 @@ def _first_output(job: CaseJob, launch: CheckedLaunch) -> Output:
 
 
 def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
-    """Check guard bands and delegation, record the repeats, judge the output and require it to be finite."""
+    """Check guard bands and delegation, record repeats and memory, judge the output and require it to be finite."""
     findings.inputs = launch.original_inputs
     launch.require_untouched()
     _repeat_call(job, launch, findings, stages)
     _check_delegation(job, launch)
+    findings.memory = launch.memory()  # not of the first call, which may also take what is kept for all calls
     stages.announce_work()
     data, truths = launch.original_inputs, findings.truths
     own_truth, rounds = job.variant.own_truth, job.variant.rounds

@@ -14,7 +14,7 @@ from pytest_fa.records.built import Build
 from pytest_fa.records.checks import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.outcome import Outcome
-from pytest_fa.records.ranges import Name, Rate, Real, Seconds
+from pytest_fa.records.ranges import Name, Natural, Rate, Real, Seconds
 from pytest_fa.records.timing import Speed
 
 SCHEMA = 6
@@ -103,6 +103,12 @@ class Record(msgspec.Struct, frozen=True):
     it is empty for other variants, for those of this package, and for older records.  `own_tolerance` says how the
     variant's own manifest makes the checks less strict, such as `tolerance: absolute`; it is empty if it does not, or
     if the run has a policy of its own.  `reference` is None if outputs were compared with attention.
+
+    `workspace_bytes` is what the kernel asked for through `fa_workspace_bytes`; 0 without it.  `peak_bytes` is the most
+    device memory that a call after the first had beyond its tensors: its workspace, and what its process took from
+    torch's caching allocator.  The process reports that itself: it is a figure and no evidence.  The judge cannot see
+    it: cudaMemGetInfo has no peak, counts other processes, and does not change where torch reuses memory.  Both are
+    None in older records and where no output of the case was judged, and `peak_bytes` is None on the CPU.
     """
 
     schema: int
@@ -137,6 +143,8 @@ class Record(msgspec.Struct, frozen=True):
     sources: dict[str, str] = {}
     own_tolerance: str = ""
     reference: Reference | None = None
+    workspace_bytes: Natural | None = None
+    peak_bytes: Natural | None = None
 
 
 def to_json(value: msgspec.Struct) -> bytes:

@@ -125,6 +125,8 @@ class RecordFactory:
             fingerprints=result.fingerprints,
             unprotected=result.unprotected,
             compile_seconds=result.compile_seconds,
+            workspace_bytes=result.workspace_bytes,
+            peak_bytes=result.peak_bytes,
             environment=self.environment,
             machine=self.machine,
             source=read_source(self.options.rootdir),

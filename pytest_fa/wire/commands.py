@@ -7,7 +7,7 @@ stranger's process says: it may end a job, but it is never evidence that a resul
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -179,6 +179,12 @@ class Delegates(msgspec.Struct, frozen=True, tag="delegates"):
     call: CallViews
 
 
+class PeakBytes(msgspec.Struct, frozen=True, tag="peak_bytes"):
+    """Make one call on a GPU, and say how much memory it took from torch's caching allocator at most."""
+
+    call: CallViews
+
+
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     """Make the arguments of a series of calls, under a name.  On the CPU, with torch's number of threads."""
 
@@ -244,6 +250,7 @@ Command = (
     | CaptureCall
     | ReplayCall
     | Delegates
+    | PeakBytes
     | Prepare
     | Run
     | Capture
@@ -293,6 +300,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     allocated: tuple[Allocated | None, ...] = ()
     compiles: bool = False
     profiled: ProfilerReport | None = None
+    peak_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**52)] = 0  # with a workspace, still a `Natural`
 
 
 Ending = Literal[Outcome.CRASHED, Outcome.HUNG, Outcome.FAILED]  # how a process was lost

@@ -20,6 +20,7 @@ from pytest_fa.wire.commands import (
     Launch,
     Load,
     MakeCall,
+    PeakBytes,
     Prepare,
     Profile,
     Repeat,
@@ -92,7 +93,7 @@ class CompilingCalls:
     def _calls_of(self, command: Command) -> list[CallViews]:
         if isinstance(command, Script):
             return [step.call for steps in command.threads for step in steps if isinstance(step, Launch)]
-        if isinstance(command, MakeCall | Repeat | CaptureCall | Delegates):
+        if isinstance(command, MakeCall | Repeat | CaptureCall | Delegates | PeakBytes):
             return [command.call]
         if isinstance(command, Run | Capture | ReplaySeries | Cold | Load | Profile):
             return [self._series[command.name]]

@@ -201,7 +201,8 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     used.  `lacks_sharing` means that judge and candidate cannot share memory on this machine; nothing was judged then.
     `lacks_memory` means that the memory of the GPU was used up, maybe by other processes.
     `unprotected` says why judge and variant shared a process; it is empty if they did not.
-    `compile_seconds` is how long calls took that may have compiled; they are in no stage's seconds.
+    `compile_seconds` is how long calls took that may have compiled; they are in no stage's seconds.  `workspace_bytes`
+    and `peak_bytes` are those of `Record`.
     """
 
     outcome: Outcome
@@ -218,6 +219,8 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     lacks_memory: bool = False
     unprotected: str = ""
     compile_seconds: float = 0.0
+    workspace_bytes: int | None = None
+    peak_bytes: int | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -64,6 +64,8 @@ LATER: dict[str, object] = {"other_plugins": (), "is_claim": False, "machine": N
     "sources": {},
     "own_tolerance": "",
     "reference": None,
+    "workspace_bytes": None,
+    "peak_bytes": None,
 }
 
 

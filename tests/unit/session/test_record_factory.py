@@ -53,6 +53,13 @@ def test_the_rerun_command_of_the_self_test_needs_its_option(tmp_path: Path) -> 
     assert record.rerun_command == "pytest --fa-selftest --fa-variant=twin_right"
 
 
+def test_a_record_has_the_memory_of_its_result(tmp_path: Path) -> None:
+    """Workspace and peak are those of the judged case."""
+    result = CaseResult(Outcome.OK, "", (), workspace_bytes=64, peak_bytes=364)
+    record = RecordFactory(options(tmp_path)).make("correct", variant("mine"), CASE, result)
+    assert (record.workspace_bytes, record.peak_bytes) == (64, 364)
+
+
 def test_a_name_that_k_would_confuse_is_rerun_by_id(tmp_path: Path) -> None:
     """`-k test_correct` selects every test of a variant with that text in its name, so the command has an id."""
     factory = RecordFactory(options(tmp_path, rerun=("pytest", "--pyargs", "pytest_fa.suite")))
