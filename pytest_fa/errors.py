@@ -10,6 +10,7 @@
     |-- BuildError         a variant does not compile, or its build is not in the cache
     |-- UnsupportedCase    a kernel refused a case; the message is the reason
     |   `-- LacksMemory    the GPU has too little free memory for a case
+    |-- OverLimit          a call needs more memory than its manifest allows
     |-- LaunchError        a kernel could not be launched
     |-- DeviceLost         the CUDA context is unusable; the process must be replaced
     |-- StoppedJudge       the judge was stopped again and again while it timed
@@ -83,6 +84,10 @@ class LacksMemory(UnsupportedCase):
 
 class NoTruth(FaError):
     """An output cannot be judged, because what it is compared with cannot be computed."""
+
+
+class OverLimit(FaError):
+    """A call needs more memory than the limits of its manifest allow, or such a limit cannot be checked."""
 
 
 class LaunchError(FaError):

@@ -81,7 +81,7 @@ def demangle(names: list[str], *, parameters: bool = False) -> list[str]:
 
 def broken_limits(build: Build, limits: Limits) -> list[str]:
     """Return a sentence for each limit that a build breaks: the kernel, the value found, the value allowed."""
-    if not build.kernels and limits != Limits():
+    if not build.kernels and limits.of_build != Limits():
         return [f"{build.arch}: the ptxas log names no kernel, so limits cannot be checked"]
     return [*_broken_counts(build, limits), *_broken_instructions(build, limits)]
 

@@ -203,7 +203,7 @@ class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The resources that a build may use; a limit of None is not checked."""
+    """The resources that a build may use, and the memory of one judged call; a limit of None is not checked."""
 
     registers_per_thread: Count | None = None
     spill_bytes: Count | None = None
@@ -211,6 +211,13 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     smem_bytes_per_block: Count | None = None
     advisories: Count | None = None
     instructions: dict[str, InstructionLimit] = {}
+    workspace_bytes: Count | None = None
+    peak_bytes: Count | None = None
+
+    @property
+    def of_build(self) -> Limits:
+        """The limits that a build alone can break."""
+        return msgspec.structs.replace(self, workspace_bytes=None, peak_bytes=None)
 
 
 class Variant(msgspec.Struct, frozen=True):

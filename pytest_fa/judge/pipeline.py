@@ -2,7 +2,7 @@
 
 launch   load the variant and call it
 sanity   inputs and guard bands are intact; the call is repeated; truth is computed; the output has no NaN or Inf
-correct  the output is within the bounds of the tolerance policy; the repeats agree
+correct  the output is within the bounds of the tolerance policy; the repeats agree; memory is within its limits
 speed    the calls are timed, and the outputs of the timed calls are checked
 
 The first stage that fails ends the run.
@@ -23,7 +23,7 @@ from pytest_fa.errors import ENTRY, DeviceLost, StoppedJudge, Tampering, WrongRe
 from pytest_fa.gpu.device import is_alive, open_device
 from pytest_fa.gpu.inputs import Inputs, Output
 from pytest_fa.gpu.shared_memory import NoSharing
-from pytest_fa.judge.call_memory import CallMemory
+from pytest_fa.judge.call_memory import CallMemory, require_within
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.checked_launch import CheckedLaunch
 from pytest_fa.judge.clocks.device_time import NothingLaunched
@@ -264,10 +264,11 @@ def _check_delegation(job: CaseJob, launch: CheckedLaunch) -> None:
 
 
 def _check_correct(job: CaseJob, bare: Candidate | None, findings: Findings, stages: Stages) -> None:
-    """Require that the output is within its bounds, that repeats agree, and that the variant computes it itself."""
+    """Require that the output is within its bounds, repeats agree, the variant computes it itself, and limits hold."""
     require_passed(findings.known_check)
     _check_repeats(job, findings)
     _check_own_work(job, bare, findings, stages)
+    require_within(findings.memory, job.variant.limits)
 
 
 def _check_own_work(job: CaseJob, bare: Candidate | None, findings: Findings, stages: Stages) -> None:

@@ -13,6 +13,7 @@ from pytest_fa.errors import (
     DeviceLost,
     LaunchError,
     NoTruth,
+    OverLimit,
     Tampering,
     UnsupportedCase,
     WrongResult,
@@ -39,6 +40,7 @@ CAUGHT_BY_OUTCOME: dict[Outcome, tuple[str, ...]] = {
     Outcome.FAILED: ("exception",),
     Outcome.LAUNCH_FAILED: ("launch",),
     Outcome.DEVICE_ERROR: ("device error",),
+    Outcome.OVER_LIMIT: ("limits",),
     Outcome.BUILD_CHANGED: ("hash of the build",),
 }
 CAUGHT_BY_ENDING = {Outcome.HUNG: ("watchdog",), Outcome.CRASHED: ("isolation",), Outcome.FAILED: ("isolation",)}
@@ -120,6 +122,7 @@ def outcome_of(problem: Exception) -> Outcome:
     outcomes: dict[type[Exception], Outcome] = {
         ChangedBuild: Outcome.BUILD_CHANGED,
         UnsupportedCase: Outcome.UNSUPPORTED,
+        OverLimit: Outcome.OVER_LIMIT,
         LaunchError: Outcome.LAUNCH_FAILED,
         DeviceLost: Outcome.DEVICE_ERROR,
         NoTruth: Outcome.INCONCLUSIVE,

@@ -1,4 +1,4 @@
-"""The memory of a call on a GPU: the workspace, and torch's allocations in the candidate's process."""
+"""The memory of a call on a GPU: the workspace, torch's allocations in the candidate's process, and their limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.gpu.device import peak_bytes_of
 from pytest_fa.host.client import Workers
 from pytest_fa.wire.jobs import CaseJob, CaseResult
-from tests.device.conftest import BuildSource
+from tests.device.conftest import MANIFEST, BuildSource
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
 CASE = parse_case("b1h2s64d64-fp16-seed0")
@@ -36,6 +36,16 @@ def test_the_peak_of_a_cuda_source_is_its_workspace(
     """Such a source allocates nothing itself."""
     result = judged(workers, *build_source(f"asks_for_{size_bytes}", MINIMAL + end))
     assert (result.outcome, result.workspace_bytes, result.peak_bytes) == ("ok", size_bytes, size_bytes), result.message
+
+
+def test_a_workspace_above_its_limit_fails(workers: Workers, build_source: BuildSource) -> None:
+    """The message has the value found and the value allowed."""
+    manifest = f"{MANIFEST}limits: {{workspace_bytes: 4095}}\n"
+    result = judged(workers, *build_source("asks_for_too_much", MINIMAL + WORKSPACE, manifest))
+    assert (result.outcome, result.message.partition(":")[0]) == (
+        "over_limit",
+        "workspace_bytes is 4096, the limit is 4095",
+    )
 
 
 def test_what_a_function_allocates_is_its_peak(workers: Workers, write_variant: WriteVariant, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def conclude(variant: Variant, run: RunResult) -> tuple[Status, str]:
 
 
 def status_of(outcome: Outcome) -> Status:
-    """The status of a failure.  A build that exceeds its limits is none that could be judged."""
+    """The status of a failure.  A variant that exceeds its limits counts as not built."""
     defect = outcome.defect or Defect.WRONG  # a failed gate has measurements, so its verdict was taken before
     return Status.NOT_BUILT if defect is Defect.OVER_LIMIT else Status(defect)
 

@@ -239,6 +239,11 @@ def test_limits_fail_without_kernels(limit: dict[str, Any]) -> None:
     assert len(broken_limits(build(kernels=()), Limits(**limit))) == 1
 
 
+def test_limits_of_memory_are_those_of_calls() -> None:
+    """A build without kernels keeps them, because a build says nothing about the memory of a call."""
+    assert broken_limits(build(kernels=()), Limits(workspace_bytes=0, peak_bytes=0)) == []
+
+
 def test_spills_of_a_device_function_break_the_limit() -> None:
     """Spills of a device function that is not inlined break `spill_bytes: 0`."""
     log = DEVICE_FUNCTION.replace(

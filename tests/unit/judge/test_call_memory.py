@@ -1,17 +1,27 @@
-"""The memory of one call: what torch's allocator and the judge say of it."""
+"""The memory of one call: what torch's allocator and the judge say of it, and the limits of a manifest."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pytest_fa.candidate.cuda_forward import CudaForward
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.catalog.variant import Limits
+from pytest_fa.errors import OverLimit
 from pytest_fa.gpu.device import peak_bytes_of
 from pytest_fa.gpu.inputs import make_inputs, poisoned_output
-from pytest_fa.judge.call_memory import CallMemory
+from pytest_fa.judge.call_memory import CallMemory, require_within
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.connection import LocalConnection
+from pytest_fa.judge.pipeline import run_case
+from pytest_fa.wire.jobs import CaseResult
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant, cpu_job
 
 GPU = torch.device("cuda", 0)
 CASE = parse_case("b1h2s16d64-fp16-seed0")
@@ -91,3 +101,68 @@ def test_nothing_is_measured_on_the_cpu(allocator: Allocator) -> None:
     """On the CPU, no further call is made; there is no workspace, and the peak is not known."""
     forward = Asks(allocator)
     assert (memory_of(forward, torch.device("cpu")), forward.calls) == (CallMemory(0, None), 0)
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+TOO_LARGE = "{0} is {1}, the limit is {2}: use less, or raise limits.{0} in the manifest"
+UNKNOWN = "limits.peak_bytes cannot be checked on the CPU, where memory is not measured: "
+
+
+@pytest.mark.parametrize(
+    ("limits", "memory", "message"),
+    [
+        ({"workspace_bytes": 63}, CallMemory(64, 364), TOO_LARGE.format("workspace_bytes", 64, 63)),
+        ({"peak_bytes": 363}, CallMemory(64, 364), TOO_LARGE.format("peak_bytes", 364, 363)),
+        ({"peak_bytes": 0}, CallMemory(0, None), UNKNOWN + "judge it on a GPU, or leave the limit out"),
+    ],
+)
+def test_a_broken_limit_is_one_sentence(limits: dict[str, int], memory: CallMemory, message: str) -> None:
+    """It says what is too large, the value found and the value allowed, or why there is none, and what to do."""
+    with pytest.raises(OverLimit) as raised:
+        require_within(memory, Limits(**limits))  # type: ignore[arg-type]  # none is `instructions`
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(workspace_bytes=64, peak_bytes=364), Limits(spill_bytes=0)])
+def test_a_kept_limit_raises_nothing(limits: Limits) -> None:
+    """A figure equal to its limit is allowed, and a figure without a limit is not checked."""
+    require_within(CallMemory(64, 364), limits)
+
+
+@pytest.fixture
+def judged(write_variant: WriteVariant, tmp_path: Path) -> Callable[..., CaseResult]:
+    """`judged(limits)`: the result of a right kernel on the CPU, or of another source, with these limits."""
+
+    def judge(limits: str, source: str = PYTHON_SOURCE) -> CaseResult:
+        manifest = f"{PYTHON_MANIFEST}limits: {limits}\n"
+        folder = write_variant("limited", manifest=manifest, **{"entry.py": source})
+        (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+        return run_case(cpu_job(variant, CASE.id, time=True))
+
+    return judge
+
+
+def verdict(result: CaseResult) -> tuple[Any, ...]:
+    """Outcome, checks, figures, and whether the kernel was timed."""
+    return result.outcome, result.caught_by, result.workspace_bytes, result.peak_bytes, result.speed is not None
+
+
+def test_a_case_on_the_cpu_has_no_peak(judged: Callable[..., CaseResult]) -> None:
+    """Its workspace can be checked, and limits of its memory cannot: then the case fails instead of passing."""
+    assert verdict(judged("{workspace_bytes: 0}")) == ("ok", (), 0, None, True)
+    assert verdict(judged("{peak_bytes: 1000}")) == ("over_limit", ("limits",), 0, None, False)
+
+
+def test_a_case_above_a_limit_fails(judged: Callable[..., CaseResult], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not timed, and its figures are kept."""
+    monkeypatch.setattr(Candidate, "memory_of", lambda *_: CallMemory(64, 364))
+    assert verdict(judged("{workspace_bytes: 64, peak_bytes: 364}")) == ("ok", (), 64, 364, True)
+    result = judged("{peak_bytes: 363}")
+    assert verdict(result) == ("over_limit", ("limits",), 64, 364, False)
+    assert [stage.name for stage in result.stages if stage.state == "failed"] == ["correct"]
+
+
+def test_a_wrong_output_is_the_worse_news(judged: Callable[..., CaseResult]) -> None:
+    """What is wrong and above a limit is wrong."""
+    assert judged("{peak_bytes: 0}", PYTHON_SOURCE.replace("* scale", "* scale * 2")).outcome == "wrong"
