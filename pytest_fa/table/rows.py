@@ -45,6 +45,7 @@ class Row(msgspec.Struct, frozen=True):
     percent_of_copy: str = NOTHING
     smem: str = NOTHING
     build_seconds: str = NOTHING
+    peak: str = NOTHING
     role: str = "candidate"
 
     @property
@@ -79,7 +80,8 @@ def make_groups(
     A row of `ages` was measured in an earlier run: it says when, in place of the checks of this run.
 
     In a group the fastest is first, candidates and baselines together; then what was not timed or is wrong; then what
-    does not compute attention.  Properties that hold, and right outputs at cases of claims, have no row.
+    does not compute attention.  Properties that hold, and right outputs at cases of claims, have no row.  If no call
+    needs memory, no row has a figure of it.
     """
     tools = added_kinds(spans_cases=False)  # shown as lines below the table instead
     by_key: Groups = {}
@@ -94,10 +96,16 @@ def make_groups(
         if any(record.outcome != Outcome.OK or not _has_no_row(record) for record in group):
             shapes.setdefault(shape, []).append(group)
     groups_of_shapes = (_shape_group(shape, groups, ceilings, shapes) for shape, groups in shapes.items())
+    needs_memory = any(record.peak_bytes for record in records)
     return [
         *([RowGroup("builds", "", build_rows)] if build_rows else []),
-        *(_with_ages(group, ages) for group in groups_of_shapes),
+        *(_with_ages(group if needs_memory else _without_memory(group), ages) for group in groups_of_shapes),
     ]
+
+
+def _without_memory(group: RowGroup) -> RowGroup:
+    rows = tuple(msgspec.structs.replace(row, peak=NOTHING) for row in group.rows)
+    return msgspec.structs.replace(group, rows=rows)
 
 
 def _with_ages(group: RowGroup, ages: Ages) -> RowGroup:
@@ -253,6 +261,7 @@ def _case_row(
         gb_per_s=_number(first.case.bytes_per_call / device_us / 1e3 if device_us and copy_us else None, ".0f"),
         percent_of_copy=_number(100 * copy_us / device_us if device_us and copy_us else None, ".1f"),
         versus_baseline=_ratio(speed, baseline_speed),
+        peak=_kibibytes([record.peak_bytes for record in records if record.peak_bytes is not None]),
         role=first.role,
     )
 
@@ -333,6 +342,11 @@ def _error(records: list[Record]) -> str:
     worst = max(bounds, key=lambda bound: (not bound.holds, bound.value is None, bound.used or 0.0))
     value = "not finite" if worst.value is None else f"{worst.value:.1e}"
     return f"{worst.name} {value} / {worst.allowed:.1e}"
+
+
+def _kibibytes(sizes: list[int]) -> str:
+    """The largest of some sizes in bytes as KiB, rounded up, so that no memory is shown as 0."""
+    return _number(math.ceil(max(sizes) / 1024), "d") if sizes else NOTHING
 
 
 def _number(value: float | None, form: str) -> str:

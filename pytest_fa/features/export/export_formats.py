@@ -50,6 +50,8 @@ class FlatRow(msgspec.Struct, frozen=True):
     time_is_confirmed: bool | None
     registers_per_thread: int | None
     spill_bytes: int | None
+    workspace_bytes: int | None
+    peak_bytes: int | None
     code_identity: str | None
     gate_verdict: str | None
     gate_ratio: float | None
@@ -90,6 +92,8 @@ def flat_row(record: Record) -> FlatRow:
         time_is_confirmed=speed.agreement.valid if speed and speed.agreement else None,
         registers_per_thread=max((kernel.registers_per_thread for kernel in kernels), default=None),
         spill_bytes=sum(kernel.spill_bytes for kernel in kernels) if kernels else None,
+        workspace_bytes=record.workspace_bytes,
+        peak_bytes=record.peak_bytes,
         code_identity=record.builds[0].code_identity if len(record.builds) == 1 else None,
         gate_verdict=gate.verdict if gate else None,
         gate_ratio=gate.ratio if gate else None,

@@ -17,6 +17,7 @@ COLUMNS = {
     "device_us": "device_us",
     "cold_us": "cold_us",
     "call_us": "call_us",
+    "peak": "peak KiB",
     "tflops": "TFLOP/s",
     "percent_of_peak": "% peak",
     "gb_per_s": "GB/s",

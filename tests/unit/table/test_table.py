@@ -161,6 +161,18 @@ def test_what_was_not_measured_is_a_dash() -> None:
     assert Row("mine", SHAPE, "not checked", *[NOTHING] * 9) == only(record())
 
 
+def test_memory_is_shown_where_a_call_needs_some() -> None:
+    """The largest peak of a row is rounded up to KiB; a peak of 0 is shown beside others, and not where all are 0."""
+    large = [record(peak_bytes=1), record(case=f"{SHAPE}-seed1", peak_bytes=2049)]
+    none = record("none", peak_bytes=0)
+    assert {row.variant: row.peak for row in make_rows([*large, none, record("old")])} == {
+        "mine": "3",
+        "none": "0",
+        "old": NOTHING,
+    }
+    assert only(none).peak == NOTHING
+
+
 # -- checks -----------------------------------------------------------------------------------------------------------
 
 
