@@ -9,6 +9,7 @@ timed between the calls, shows how fast the machine was meanwhile: its clock, an
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable, Sequence
 
 from pytest_fa.records.timing import Speed, Timing
 
@@ -34,17 +35,21 @@ def is_noisy(speed: Speed, least_calibration_us: float | None = None) -> bool:
     """
     own = speed.device.calibration_us
     was_slow = bool(own and least_calibration_us and own > NOISY * least_calibration_us)
-    return speed.is_on_cpu and (_width(speed) > NOISY or was_slow)
+    return speed.is_on_cpu and (_width([(1.0, speed)]) > NOISY or was_slow)
 
 
 def is_clear_ratio(speed: Speed, other: Speed) -> bool:
-    """Whether the ratio of two times means anything.  Between two times on the GPU it always does.
+    """Whether the ratio of two times means anything.  Between two times on the GPU it always does."""
+    return is_clear(speed.device.median_us / other.device.median_us, span_of_ratio(speed, other))
 
-    The ratio is clear if its span is below 1.5 and less than the ratio itself, or than its inverse if that is above 1.
-    Then every possible ratio is on the same side of 1.  A ratio with a span below 1.08 is always clear.
+
+def is_clear(ratio: float, span: float) -> bool:
+    """Whether a ratio with this span means anything.
+
+    It is clear if its span is below 1.5 and less than the ratio itself, or than its inverse if that is above 1.  Then
+    every possible ratio is on the same side of 1.  A ratio with a span below 1.08 is always clear.
     """
-    ratio = speed.device.median_us / other.device.median_us
-    return span_of_ratio(speed, other) < min(WIDEST, max(ratio, 1 / ratio, STEADY))
+    return span < min(WIDEST, max(ratio, 1 / ratio, STEADY))
 
 
 def span_of_ratio(speed: Speed, other: Speed) -> float:
@@ -53,23 +58,31 @@ def span_of_ratio(speed: Speed, other: Speed) -> float:
     The possible ratios are those of all times in the two ranges.  If the calibration shows that the machine was not
     equally fast, the span is larger by that factor.
     """
-    calibrations = (speed.device.calibration_us, other.device.calibration_us)
-    known = [us for us in calibrations if us]
-    factor = max(known) / min(known) if len(known) == len(calibrations) else 1.0
-    return _width(speed) * _width(other) * factor
+    return span_of_sums([(1.0, speed, other)])
 
 
-def is_wide_ratio(speed: Speed, other: Speed) -> bool:
-    """Whether the possible ratios of two times span more than 25 %, so that more than two digits would mean nothing."""
-    return span_of_ratio(speed, other) > NOISY
+def span_of_sums(terms: Sequence[tuple[float, Speed, Speed]]) -> float:
+    """The same of two sums; each term is a weight, a time of the one sum and a time of the other."""
+    width = _width((weight, speed) for weight, speed, _ in terms)
+    other_width = _width((weight, other) for weight, _, other in terms)
+    return width * other_width * max(_slowdown(speed, other) for _, speed, other in terms)
 
 
-def _width(speed: Speed) -> float:
-    """The upper end of the range divided by its lower end; 1 on the GPU."""
-    if not speed.is_on_cpu:
-        return 1.0
-    lower, upper = range_us(speed)
-    return upper / lower
+def _slowdown(speed: Speed, other: Speed) -> float:
+    """How much slower the machine was during one of two times, as far as both have a calibration."""
+    known = [us for us in (speed.device.calibration_us, other.device.calibration_us) if us]
+    return max(known) / min(known) if len(known) > 1 else 1.0
+
+
+def _width(terms: Iterable[tuple[float, Speed]]) -> float:
+    """The upper end of the range of a sum of weighted times, divided by its lower end; 1 on the GPU."""
+    ends = [(weight * lower, weight * upper) for weight, speed in terms for lower, upper in [_ends(speed)]]
+    lower_us, upper_us = map(sum, zip(*ends, strict=True))
+    return upper_us / lower_us
+
+
+def _ends(speed: Speed) -> tuple[float, float]:
+    return range_us(speed) if speed.is_on_cpu else (speed.device.median_us,) * 2
 
 
 def _quartiles(timing: Timing) -> tuple[float, float]:

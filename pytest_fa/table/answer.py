@@ -26,7 +26,7 @@ from pytest_fa.records.timing import Speed
 from pytest_fa.table.baselines import baseline_name, best_baseline, comparable, compared_baseline
 from pytest_fa.table.failure import failure_text
 from pytest_fa.table.layout import Style, TextLine
-from pytest_fa.table.rows import NOT_ATTENTION, ratio_text
+from pytest_fa.table.rows import NOT_ATTENTION, UNCLEAR, ratio_text
 from pytest_fa.table.tolerance_lines import reference_part, tolerance_part
 
 Times = dict[str, dict[str, Speed]]  # by variant, then by shape id
@@ -297,7 +297,7 @@ def _versus_baseline(name: str, records: list[Record], times: Times) -> str:
         if baseline and baseline_speed and baseline.variant != name:
             ratio = speed.device.median_us / baseline_speed.device.median_us
             ratios.append((ratio, ratio_text(speed, baseline_speed), baseline_name(baseline, shape), shape))
-    clear = sorted(entry for entry in ratios if entry[1] != "noisy")
+    clear = sorted(entry for entry in ratios if entry[1] != UNCLEAR)
     if not ratios:
         shape, speed = next(iter(times[name].items()))
         return f"{speed.device.median_us:.2f} us at {shape}, without a baseline"

@@ -15,13 +15,14 @@ from pytest_fa.records.built import Build, Kernel
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
-from pytest_fa.records.spread import is_clear_ratio, is_noisy, is_wide_ratio
+from pytest_fa.records.spread import NOISY, is_clear, is_noisy, span_of_ratio
 from pytest_fa.records.timing import ON_CPU, Speed
 from pytest_fa.table.baselines import baseline_title, best_baseline, comparable, for_comparison
 from pytest_fa.table.timing_notes import timing_notes
 from pytest_fa.table.tolerance_lines import reference_lines, tolerance_lines
 
 NOTHING = "-"
+UNCLEAR = "noisy"  # in place of a ratio
 SECONDS_PER_MINUTE = 60
 NOT_ATTENTION = ("overhead", "ablation")  # roles of kernels that do not compute all of attention
 
@@ -225,12 +226,22 @@ def _reasons_for_no_smem_poison(records: list[Record]) -> list[str]:
 
 
 def ratio_text(speed: Speed, baseline: Speed) -> str:
-    """`device_us` divided by that of a baseline; `~` before a ratio that is known only roughly, else `noisy`."""
-    ratio = speed.device.median_us / baseline.device.median_us
-    if speed is not baseline and not is_clear_ratio(speed, baseline):
-        return "noisy"
-    if speed.is_on_cpu and speed is not baseline:
-        return f"~{ratio:.1f}" if is_wide_ratio(speed, baseline) else f"{ratio:.2f}"
+    """`device_us` divided by that of a baseline."""
+    if speed is baseline:
+        return f"{1:.3f}"
+    ratio, span = speed.device.median_us / baseline.device.median_us, span_of_ratio(speed, baseline)
+    return shown_ratio(ratio, span, is_on_cpu=speed.is_on_cpu)
+
+
+def shown_ratio(ratio: float, span: float, *, is_on_cpu: bool) -> str:
+    """A ratio of times whose possible values have this span: `~` before one that is known only roughly, or `noisy`.
+
+    More than two digits would mean nothing if the span is more than 25 %.
+    """
+    if not is_clear(ratio, span):
+        return UNCLEAR
+    if is_on_cpu:
+        return f"~{ratio:.1f}" if span > NOISY else f"{ratio:.2f}"
     return f"{ratio:.3f}"
 
 

@@ -15,13 +15,12 @@ from pytest_fa.records.spread import is_clear_ratio
 from pytest_fa.records.timing import Speed
 from pytest_fa.table.answer import judged_counts, state_of
 from pytest_fa.table.baselines import compared_baseline
-from pytest_fa.table.rows import NOT_ATTENTION, NOTHING, launched_kernels
+from pytest_fa.table.rows import NOT_ATTENTION, NOTHING, UNCLEAR, launched_kernels
 from pytest_fa.table.static_code import GROUPS
 
 FIRST_RUNG = "minimal"  # speed-ups are relative to it, or to the slowest candidate if it was not timed
 BAR_WIDTH = 200  # pixels
 OPENING = (5, 2)  # candidates and baselines in the picture with which the page opens
-NOISY = "noisy"  # in place of a ratio that means nothing
 
 
 class LadderStep(NamedTuple):
@@ -175,7 +174,7 @@ def _finding(steps: list[Record], right: set[str], references: References) -> st
     for other in (first, baseline):
         if other and other is not fastest:
             ratio = _speed_up(other, fastest)
-            words = f"{ratio} x as fast as" if ratio != NOISY else "too noisy to compare with"
+            words = f"{ratio} x as fast as" if ratio != UNCLEAR else "too noisy to compare with"
             parts.append(f"{words} {other.variant}")
     if limit:
         parts.append(f"{_device_us(fastest) / limit.least_us:.1f} x the limit")
@@ -210,7 +209,7 @@ def _step(record: Record, group: list[Record], scale: Scale, references: Referen
 def _speed_up(slow: Record, fast: Record) -> str:
     ratio = _device_us(slow) / _device_us(fast)
     is_clear = slow is fast or is_clear_ratio(_speed(slow), _speed(fast))
-    return f"{ratio:.3g}" if is_clear else NOISY
+    return f"{ratio:.3g}" if is_clear else UNCLEAR
 
 
 def _speed(record: Record) -> Speed:

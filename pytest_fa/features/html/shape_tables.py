@@ -17,7 +17,7 @@ from pytest_fa.records.standing import HiddenTime, day_of, words_of
 from pytest_fa.table.answer import judged_counts, state_of
 from pytest_fa.table.baselines import compared_baseline
 from pytest_fa.table.layout import BUILD_COLUMNS, SHAPE_COLUMNS, VARIANT, Column
-from pytest_fa.table.rows import NOTHING, Row, RowGroup, make_groups, ratio_text
+from pytest_fa.table.rows import NOTHING, UNCLEAR, Row, RowGroup, make_groups, ratio_text
 
 MAX_OPEN = 4  # shapes with an open table; of more shapes, only the first table is open
 MAX_OPEN_ROWS = 12  # of the table of gates; with more, it is folded
@@ -234,7 +234,7 @@ def _finding(group: RowGroup) -> str:
 
 
 def _ratio_words(ratio: str) -> str:
-    return "too noisy to compare with" if ratio == "noisy" else f"{ratio} x"
+    return "too noisy to compare with" if ratio == UNCLEAR else f"{ratio} x"
 
 
 def _intervals(records: Iterable[Record], process_sd: float) -> dict[tuple[str, str], str]:
@@ -250,7 +250,7 @@ def _intervals(records: Iterable[Record], process_sd: float) -> dict[tuple[str, 
         speed = baseline.speed if baseline else None
         for record in group if baseline else ():
             is_compared = record.role not in ("overhead", "baseline") and record.speed and speed
-            if is_compared and record.speed and speed and ratio_text(record.speed, speed) != "noisy":
+            if is_compared and record.speed and speed and ratio_text(record.speed, speed) != UNCLEAR:
                 _, low, high = ratio_interval(speed, record.speed, process_sd, is_cpu=speed.is_on_cpu)
                 intervals[(shape, record.variant)] = f"{low:.3f} to {high:.3f}"
     return intervals

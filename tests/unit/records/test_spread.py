@@ -9,7 +9,7 @@ from itertools import permutations
 import msgspec
 import pytest
 
-from pytest_fa.records.spread import is_clear_ratio, is_noisy, range_us, span_of_ratio
+from pytest_fa.records.spread import is_clear_ratio, is_noisy, range_us, span_of_ratio, span_of_sums
 from pytest_fa.records.timing import ON_CPU, Speed, Timing
 from tests.factories import speed
 
@@ -98,6 +98,16 @@ def test_times_on_the_gpu_are_never_noisy() -> None:
 def test_the_range(device: Timing, call: Timing | None, expected: tuple[float, float]) -> None:
     """The range is from the lower quartile, or the time on a core, to the upper quartile, over both measurements."""
     assert expected == range_us(on_cpu(device, call))
+
+
+def test_the_span_of_two_sums_is_that_of_their_ranges() -> None:
+    """Each end of a sum's range is the sum of the weighted ends; the slowest machine of one term counts for all."""
+    wide = on_cpu(timing([8.0, 8.0, 10.0, 12.0, 12.0], calibration_us=2.0))
+    slow, steady = on_cpu(timing([50.0], calibration_us=3.0)), on_cpu(timing([10.0], calibration_us=2.0))
+    terms = [(3.0, wide, steady), (0.5, steady, slow)]
+    assert span_of_sums(terms) == pytest.approx((3 * 12 + 5) / (3 * 8 + 5) * 1.5)
+    assert span_of_sums([(7.0, wide, slow)]) == span_of_ratio(wide, slow) == pytest.approx(12 / 8 * 1.5)
+    assert span_of_sums([(3.0, speed(7.0), speed(9.0)), (0.1, speed(1.0), speed(2.0))]) == 1.0
 
 
 @pytest.mark.parametrize(
