@@ -142,6 +142,7 @@ class FeatureOptions:
     kernels: Path | None = None  # where variants are looked for instead of --fa-kernels
     variants: tuple[str, ...] = ()  # the variants that are chosen if --fa-variant names none
     variants_flag = "--fa-variant"  # the option that named them
+    cases_flag = "--fa-case"  # the option that named `cases`
     judges_named_cases = True  # whether cases in the test ids of the command line join the run's cases
     needs_all_times = False  # whether every baseline is timed
     needs_new_times = False  # whether no earlier time stands for a new one
@@ -160,6 +161,14 @@ class FeatureOptions:
     def feature(self) -> str:
         """The name of the feature: that of the folder in which the class is."""
         return type(self).__module__.split(".")[-2]
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        """The ids of cases that are chosen in place of those of --fa-case; none if the feature chooses none.
+
+        Raises `UsageProblem`.
+        """
+        return ()
 
     def own_truth(self, variant: Any) -> Any:  # noqa: ANN401, ARG002  # a `Variant`; an `OwnTruth` or None
         """The user's functions with which a variant is compared in place of attention; None if there are none."""

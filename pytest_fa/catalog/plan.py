@@ -21,10 +21,10 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
     """The variants and cases of one run.
 
     `chosen` are the selected variants.  `companions` are the baselines and launch-overhead variants, which are timed on
-    every timed shape; an optional baseline is none.  With `cases_are_named`, the option `--fa-case` selected the cases,
-    and no other case is run.  `fits` lists the parameters of a case that may be changed to what a variant supports.
-    `gpu` tells whether this machine has a GPU.  With `judges_claims`, cases are added for all that a manifest claims to
-    support; with `dtypes`, only those of these dtypes.
+    every timed shape; an optional baseline is none.  With `cases_are_named`, `--fa-case` or a feature selected the
+    cases, and no other case is run.  `fits` lists the parameters of a case that may be changed to what a variant
+    supports.  `gpu` tells whether this machine has a GPU.  With `judges_claims`, cases are added for all that a
+    manifest claims to support; with `dtypes`, only those of these dtypes.
 
     Every test function reads the plan during collection, so each list of pairs is computed once.
     """

@@ -82,6 +82,16 @@ class Options:
         return next((part for part in self.parts if isinstance(part, kind)), None)
 
     @property
+    def chosen_cases(self) -> tuple[str, ...]:
+        """The ids and globs of the cases that are run alone: those of a feature, else of `cases`."""
+        return next((cases for part in self.parts if (cases := part.cases)), self.cases)
+
+    @property
+    def cases_flag(self) -> str:
+        """The option that chose these cases."""
+        return next((part.cases_flag for part in self.parts if part.cases), FeatureOptions.cases_flag)
+
+    @property
     def suite_file(self) -> str:
         """The file of the shipped suite that runs."""
         return next(

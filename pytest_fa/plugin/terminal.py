@@ -81,7 +81,7 @@ class Results:
     @functools.cached_property
     def unjudged_cases(self) -> list[str]:
         """Why cases that the user named were judged by no test, though tests of them were selected."""
-        names = (*self.options.cases, *self.options.named_cases)
+        names = (*self.options.chosen_cases, *self.options.named_cases)
         shapes = exact_shapes(names, self.options.dtypes) if self._not_run_at else frozenset()
         return [
             reason if shape_id in reason else f"{shape_id}: {reason}"

@@ -47,19 +47,20 @@ class RunPlan:
         """
         options, chosen = self.options, self._chosen()
         require_safe(options.cache)
-        cases = select_cases(options.suites, options.cases, options.dtypes, options.seeds)
-        if options.named_cases and not options.cases and all(part.judges_named_cases for part in options.parts):
+        patterns = options.chosen_cases
+        cases = select_cases(options.suites, patterns, options.dtypes, options.seeds)
+        if options.named_cases and not patterns and all(part.judges_named_cases for part in options.parts):
             named = select_cases(options.suites, options.named_cases, options.dtypes, options.seeds)
             cases = tuple(dict.fromkeys((*cases, *named)))
         plan = make_plan(
             self.catalog,
             chosen,
             cases,
-            cases_are_named=bool(options.cases),
-            fits=() if options.cases else self._fits,
+            cases_are_named=bool(patterns),
+            fits=() if patterns else self._fits,
             gpu=find_gpu() is not None,
         )
-        judges_claims = DEFAULT_SUITE in options.suites and not options.cases
+        judges_claims = DEFAULT_SUITE in options.suites and not patterns
         plan = msgspec.structs.replace(plan, judges_claims=judges_claims, dtypes=options.dtypes)
         _require_consistent(options, plan)
         return plan

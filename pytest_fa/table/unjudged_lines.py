@@ -44,7 +44,7 @@ def _by_reason(variant: Variant, judged: list[Case], plan: Plan, options: Option
 def _reason(missing: Unjudged, plan: Plan, options: Options) -> str:
     causes: tuple[tuple[Callable[[], object], str], ...] = (
         (lambda: missing.dtype and options.dtypes and missing.dtype not in options.dtypes, "--fa-dtype left it out"),
-        (lambda: plan.cases_are_named, "--fa-case left it out"),
+        (lambda: plan.cases_are_named, f"{options.cases_flag} left it out"),
         (lambda: not plan.judges_claims, f"--fa-suite={','.join(options.suites)} has no such case"),
     )
     return next((text for applies, text in causes if applies()), "its test did not run")

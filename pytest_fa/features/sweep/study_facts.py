@@ -116,7 +116,7 @@ def split_cases(run_plan: RunPlan, parent: Variant, sweep: Sweep) -> tuple[tuple
     """
     plan = run_plan.plan_of(run_plan.options.suites)
     of_suites = tuple(case for case in plan.cases_of(parent) if parent.refuses(case) is None)
-    named = run_plan.plan.cases_of(parent) if run_plan.options.cases else sweep.searched_cases
+    named = run_plan.plan.cases_of(parent) if run_plan.options.chosen_cases else sweep.searched_cases
     searched = {case.shape_id: case for case in reversed(named or of_suites)}
     cases = tuple(reversed(searched.values()))
     if problem := next((reason for case in cases if (reason := parent.refuses(case))), None):
