@@ -27,6 +27,7 @@ FEATURES = (
     "compare",
     "export",
     "ceilings",
+    "workload",
     "gate",
     "sweep",
     "truth",

@@ -174,6 +174,11 @@ def _varied(cases: list[Case], dtypes: tuple[str, ...], seeds: tuple[int, ...] |
     return [case.with_seed(seed) for case in cases for seed in seeds] if seeds is not None else cases
 
 
+def parse_id(text: str) -> Case:
+    """The case of an id; without a seed, that with seed 0.  Raises `UsageProblem` as `parse_case` does."""
+    return parse_case(text) if re.search(r"-seed\d+$", text) else _parse_shape(text)
+
+
 def _parse_shape(shape_id: str) -> Case:
     try:
         return parse_case(f"{shape_id}-seed0")

@@ -34,6 +34,7 @@ GIVEN: dict[str, tuple[str, str, Any]] = {
     "--fa-tolerance": ("absolute", "tolerance", "absolute"),
     "--fa-soak": ("1000", "soak", 1000),
     "--fa-watchdog": ("2.5", "watchdog_seconds", 2.5),
+    "--fa-workload": ("mix.yaml", "workload.name", "mix.yaml"),
     "--fa-gate": ("0.95", "gate.ratio", 0.95),
     "--fa-gate-baseline": ("key:1a2b", "gate.baseline", "key:1a2b"),
     "--fa-gate-gpus": ("all", "gate.gpus", None),
