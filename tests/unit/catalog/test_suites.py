@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from pytest_fa.attention.dtypes import ELEMENT_BYTES
 from pytest_fa.catalog.case import Case, parse_case
+from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.suites import DEFAULT_SUITE, SUITES, TARGET_SHAPE
 
 CASES = [case for cases in SUITES.values() for case in cases]
@@ -14,7 +17,7 @@ CASES = [case for cases in SUITES.values() for case in cases]
 
 @pytest.mark.parametrize(
     ("suite", "shapes", "seeds"),
-    [("smoke", 4, 1), ("history", 4, 3), ("mission", 1, 100), ("edge", 23, 1), ("decode", 20, 1)],
+    [("smoke", 4, 1), ("history", 4, 3), ("mission", 1, 100), ("edge", 23, 1), ("decode", 20, 1), ("serving", 12, 1)],
 )
 def test_every_shape_has_all_its_seeds(suite: str, shapes: int, seeds: int) -> None:
     """A suite has each of its shapes with each of its seeds, from 0, and no duplicates."""
@@ -93,6 +96,26 @@ def test_decode_cases_have_few_queries_and_many_keys() -> None:
     assert {1, 4, 8} == {case.heads // case.kv_heads for case in cases}
     assert sum(case.seq_k % 2 for case in cases) >= 6
     assert all(case.causal == "bottom_right" for case in cases if case.causal != "none")
+
+
+def test_serving_cases_are_calls_of_three_models() -> None:
+    """The suite `serving` has batches of 1 to 64, ragged but those of 1, and less than 4 GB of K and V in each case."""
+    cases = SUITES["serving"]
+    models = {(case.heads, case.kv_heads, case.head_dim) for case in cases}
+    assert {(32, 8, 128), (64, 8, 128), (64, 8, 64)} == models
+    assert [case.batch > 1 for case in cases] == [case.value_of("ragged") == 4 for case in cases]
+    assert [case.head_dim == 64 for case in cases] == [case.value_of("sink") for case in cases]
+    assert (1, 64) == (min(case.batch for case in cases), max(case.batch for case in cases))
+    assert (1024, 131072) == (min(case.seq_k for case in cases), max(case.seq_k for case in cases))
+    elements = (2 * case.batch * case.kv_heads * case.seq_k * case.head_dim for case in cases)
+    assert max(ELEMENT_BYTES["bf16"] * number for number in elements) < 4e9
+
+
+def test_sdpa_computes_two_serving_cases(tmp_path: Path) -> None:
+    """SDPA's backends take the batches of 1 without a sink, as the page of options says."""
+    baselines = [each for each in discover((tmp_path,)).variants.values() if each.name.startswith("sdpa_")]
+    computed = [case for case in SUITES["serving"] if any(each.refuses(case) is None for each in baselines)]
+    assert [(1, "none"), (1, "none")] == [(case.batch, case.causal) for case in computed]
 
 
 def test_long_cases_cover_both_masks_at_every_length() -> None:
