@@ -76,7 +76,7 @@ def _read(path: Path) -> str:
     finally:
         os.close(descriptor)
     if len(data) > MAX_BYTES:
-        raise ManifestError(f"it is larger than {MAX_BYTES} bytes, the limit for a manifest")
+        raise ManifestError(f"it is larger than {MAX_BYTES} bytes, the limit")
     return data.decode("utf-8")
 
 
@@ -108,7 +108,7 @@ class _StrictNodes(Composer, SafeConstructor, Resolver):
             raise ManifestError(f"the alias *{event.anchor} is inside the value that it repeats")
         self._count += self._sizes[id(node)] if is_alias else 1
         if self._count > MAX_NODES:
-            raise ManifestError(f"it has more than {MAX_NODES} values, the limit for a manifest")
+            raise ManifestError(f"it has more than {MAX_NODES} values, the limit")
         if not is_alias:
             self._sizes[id(node)] = self._count - before
         return node

@@ -76,7 +76,7 @@ def test_a_wrong_file_has_one_error(tmp_path: Path, text: str) -> None:
     [
         ("cases: {", "line 1, column 9: "),
         (f"cases:\n  {SHAPE}: 1\n  {SHAPE}: 2\n", f"duplicate key '{SHAPE}' on line 3"),
-        ("#" * 70_000, "it is larger than 65536 bytes"),
+        ("#" * 70_000, "it is larger than 65536 bytes, the limit"),
     ],
 )
 def test_what_is_not_read_as_yaml_has_one_error(tmp_path: Path, text: str, words: str) -> None:

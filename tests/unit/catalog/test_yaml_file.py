@@ -34,16 +34,16 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "device": (lambda path: path.symlink_to("/dev/zero"), "it is not a regular file"),
     "symlink to itself": (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
     "missing": (lambda _: None, "No such file"),
-    "10 MB": (_bytes(b"# comment\n" * 2**20), f"it is larger than {MAX_BYTES} bytes, the limit for a manifest"),
+    "10 MB": (_bytes(b"# comment\n" * 2**20), f"it is larger than {MAX_BYTES} bytes, the limit"),
     "half a million keys": (
         _text("".join(f"key{index}: 1\n" for index in range(500_000))),
-        f"it is larger than {MAX_BYTES} bytes, the limit for a manifest",
+        f"it is larger than {MAX_BYTES} bytes, the limit",
     ),
     "too many values": (
         _text("a: [" + "1," * (MAX_NODES + 1) + "]"),
-        f"it has more than {MAX_NODES} values, the limit for a manifest",
+        f"it has more than {MAX_NODES} values, the limit",
     ),
-    "alias bomb": (_text(_bomb()), f"it has more than {MAX_NODES} values, the limit for a manifest"),
+    "alias bomb": (_text(_bomb()), f"it has more than {MAX_NODES} values, the limit"),
     "20,000 brackets": (_text("a: " + "[" * 20_000), f"line 1 is nested more than {MAX_DEPTH} levels deep"),
     "20,000 braces": (_text("a: " + "{b: " * 10_000), f"line 1 is nested more than {MAX_DEPTH} levels deep"),
     "deep indentation": (
