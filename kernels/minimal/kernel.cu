@@ -73,15 +73,22 @@ __device__ __forceinline__ float change_score(const FaForwardArgs& args, const L
   return s;
 }
 
-// The elements from the beginning of K or V of a head to a key of a sequence; with pages, the table says where it is.
-__device__ __forceinline__ int64_t offset_of_key(const FaForwardArgs& args, const FaStrides& stride, int64_t batch, int64_t key) {
-  if (!(args.features & FA_BLOCK_TABLE)) return batch * stride.batch + key * stride.seq;
-  const int64_t page = args.block_table[batch * args.block_table_stride + key / args.page_size];
-  return page * stride.batch + key % args.page_size * stride.seq;
+// Where a key of a sequence is: its batch, or with pages its page, and the row there.
+struct Place {
+  int64_t block, row;
+
+  __device__ __forceinline__ int64_t offset(const FaStrides& stride) const { return block * stride.batch + row * stride.seq; }
+};
+
+template <bool IS_PLAIN>
+__device__ __forceinline__ Place find_key(const FaForwardArgs& args, int64_t batch, int64_t key) {
+  if (IS_PLAIN || !(args.features & FA_BLOCK_TABLE)) return {batch, key};
+  const uint32_t page_size = args.page_size, page = uint32_t(key) / page_size;
+  return {args.block_table[batch * args.block_table_stride + page], uint32_t(key) - page * page_size};
 }
 
 // A block computes HEAD_DIM columns of the output.  The last one for a row ends at the last column, so that two blocks may
-// write the same results.  With IS_PLAIN, change_score changes nothing, and V has HEAD_DIM columns, too.
+// write the same results.  With IS_PLAIN, change_score changes nothing, V has HEAD_DIM columns, too, and there are no pages.
 template <typename T, int HEAD_DIM, bool IS_PLAIN>
 __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardArgs args) {
   const int64_t row_of_all_heads = int64_t(blockIdx.x) * BLOCK_THREADS + threadIdx.x;
@@ -115,7 +122,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   for (int64_t key = keys.begin; key < keys.end; ++key) {
     // S = Q K^T
     float s = 0.0f;
-    const T* k = k_gmem + offset_of_key(args, args.k_stride, batch, key);
+    const Place place = find_key<IS_PLAIN>(args, batch, key);
+    const T* k = k_gmem + place.offset(args.k_stride);
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; ++d) s += q[d] * to_float(k[d * args.k_stride.dim]);
     if (!IS_PLAIN) s = change_score<T>(args, lengths, s, batch, head, row, key) * CUDART_L2E_F;
@@ -132,7 +140,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
     l = l * rescale + p;
 
     // O += P V
-    const T* v = v_gmem + offset_of_key(args, args.v_stride, batch, key);
+    const T* v = v_gmem + place.offset(args.v_stride);
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; ++d) o[d] = o[d] * rescale + p * to_float(v[d * args.v_stride.dim]);
   }
@@ -156,7 +164,7 @@ int launch(const FaForwardArgs& args, cudaStream_t stream) {
     return fa_refuse(&args, "head_dim_v is %lld, it must be %d or more", static_cast<long long>(args.head_dim_v), HEAD_DIM);
   }
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>((args.head_dim_v + HEAD_DIM - 1) / HEAD_DIM));
-  const bool is_plain = !(args.features & (FA_SOFTCAP | FA_BIAS | FA_ALIBI | FA_MASK | FA_HEAD_DIM_V));
+  const bool is_plain = !(args.features & (FA_SOFTCAP | FA_BIAS | FA_ALIBI | FA_MASK | FA_HEAD_DIM_V | FA_BLOCK_TABLE));
   const auto kernel = is_plain ? minimal_kernel<T, HEAD_DIM, true> : minimal_kernel<T, HEAD_DIM, false>;
   kernel<<<grid, BLOCK_THREADS, 0, stream>>>(args);
   return static_cast<int>(cudaPeekAtLastError());
