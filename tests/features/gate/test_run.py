@@ -350,7 +350,7 @@ def test_a_failed_pilot_is_run_again_as_a_gate(variants: tuple[Variant, Variant]
 ON_GPU = [
     *("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"),
     *("sdpa_cudnn_mask", "sdpa_efficient_mask", "sdpa_math_mask"),
-    *("sdpa_cudnn_gathered", "sdpa_efficient_gathered", "sdpa_math_gathered"),
+    *("sdpa_cudnn_gathered", "sdpa_efficient_gathered"),
 ]
 
 
@@ -358,8 +358,8 @@ ON_GPU = [
     ("devices", "gpu", "expected"),
     [
         (("cpu",), None, ["sdpa_flash", "sdpa_flash_cpu", "sdpa_math", "sdpa_math_mask", "sdpa_math_gathered"]),
-        (("cpu",), object(), ["sdpa_flash_cpu"]),
-        (("cuda",), None, ["sdpa_flash_cpu", *ON_GPU]),
+        (("cpu",), object(), ["sdpa_flash_cpu", "sdpa_math_gathered"]),
+        (("cuda",), None, ["sdpa_flash_cpu", *ON_GPU, "sdpa_math_gathered"]),
         (("cuda", "cpu"), object(), ON_GPU),
     ],
 )

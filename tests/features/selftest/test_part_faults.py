@@ -102,7 +102,7 @@ CAUSES = {
     "ragged_zeroes_rows": "declare `conventions: {rows_past: zero}`",
     "ragged_writes_rows": "rows at or behind seqlens_q are written",
     "ragged_padding_in_lse": "no known mistake gives this log-sum-exp",
-    "ragged_kept_lengths": "NaN of the padding of K or V",
+    "ragged_kept_lengths": "keys are read that no sequence has",
     "pages_of_next": "look at the block table",
     "pages_of_first": "all sequences have the pages of the first one",
     "pages_ignored": "the table is ignored, and pages are taken in order",
