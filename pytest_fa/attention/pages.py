@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pytest_fa.attention.dtypes import ELEMENT_BYTES
 from pytest_fa.attention.mistake import Mistake
 from pytest_fa.attention.part import CacheShape, CallInputs, Convention, Part, PartTensor, Shape
+from pytest_fa.attention.ragged import with_lengths
 from pytest_fa.attention.token import Choice
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Pages(Part):
         "pages_of_first": ("max", False),
         "pages_first_only": ("max", False),
         "pages_kept": ("new_lengths", True),
+        "pages_bits_by_sharing": ("prefix_invariance", True),
     }
     selftest_shapes = (
         "b9h4s3d64-fp16-causal_br-kv2-sk150-var1-page16",
@@ -149,8 +151,10 @@ class Pages(Part):
         return "no pages" if claim == "none" else f"pages of {claim}"
 
     def manifest_problem(self, variant: Any) -> str | None:  # `catalog.variant.Variant`
-        """Sequences in pages have lengths."""
+        """Sequences in pages have lengths, and only pages can be shared."""
         supports = variant.supports
+        if "prefix" in variant.invariant and not self.is_claimed(supports):
+            return "invariant has 'prefix', but supports.pages is not claimed; claim it, or drop 'prefix'"
         if self.is_claimed(supports) and not {"keys", "both"} & {*supports.values_of("ragged", ("none",))}:
             return "supports.pages is claimed, but supports.ragged has no lengths of keys; add `ragged: [keys]`"
         return None
@@ -204,7 +208,7 @@ class Pages(Part):
         if cache is None or cache.seq_k:
             return inputs
         placed = _placed(inputs, inputs.extra[TABLE])
-        return placed if placed is not None else _placed(inputs, _other_table(inputs))
+        return placed if placed is not None else _placed(inputs, _own_table(inputs, is_shared=False))
 
     def call_dense(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
         """The call with k and v as the judge has them."""
@@ -254,6 +258,35 @@ class Pages(Part):
                 yield Mistake(f"{words}: {LOOK}", change=change)
 
 
+def page_size(text: str) -> int:
+    """The keys of a page of a claim; 0 without pages."""
+    return 0 if text == "none" else int(text.removesuffix(HEADS_FIRST))
+
+
+def shared_and_apart(inputs: Any) -> tuple[Any, Any]:  # `gpu.inputs.Inputs`
+    """A call on sequences of all keys, whose first two are equal in their first page: once shared, once with copies.
+
+    A call without a cache is returned as it is.
+    """
+    if inputs.cache is None:
+        return inputs, inputs
+    size, longest = inputs.cache.page_size, inputs.k.shape[2]
+    inputs = with_lengths(inputs, {LENGTHS: inputs.extra[LENGTHS].clamp_min(longest)})
+    for tensor in (inputs.k, inputs.v):
+        tensor[1, :, :size] = tensor[0, :, :size]
+    tables = (_own_table(inputs, is_shared=is_shared) for is_shared in (True, False))
+    shared, apart = (inputs._replace(extra={**inputs.extra, TABLE: table}) for table in tables)
+    return shared, apart
+
+
+def shares_page(inputs: Any) -> bool:  # `gpu.inputs.Inputs`
+    """Whether the first two sequences of a call share their first page, which both fill."""
+    if inputs.cache is None:
+        return False
+    first, second = inputs.placed().extra[TABLE][:2, 0, 0, 0].tolist()
+    return bool(first == second and inputs.extra[LENGTHS][:2].min() >= inputs.cache.page_size)
+
+
 def _varied(claims: list[str]) -> str:
     """The claim of one order in memory that is judged beside every other part: of 16 keys, or else the first."""
     of_16 = [claim for claim in claims if claim.removesuffix(HEADS_FIRST) == "16"]
@@ -262,8 +295,7 @@ def _varied(claims: list[str]) -> str:
 
 def _page_size(case: Shape) -> int:
     """The keys of a page; 0 without pages."""
-    text = str(case.value_of("pages"))
-    return 0 if text == "none" else int(text.removesuffix(HEADS_FIRST))
+    return page_size(str(case.value_of("pages")))
 
 
 def _is_shared(case: Shape) -> bool:
@@ -285,12 +317,12 @@ def _table(counts: list[int], columns: int, *, is_shared: bool, seed: int) -> li
     return entries
 
 
-def _other_table(inputs: Any) -> torch.Tensor:  # of `gpu.inputs.Inputs`
-    """A table for the shapes and lengths of a call, in which no page is shared."""
+def _own_table(inputs: Any, *, is_shared: bool) -> torch.Tensor:  # of `gpu.inputs.Inputs`
+    """A table for the shapes and lengths of a call, in which the first two sequences share their first page or none."""
     size = inputs.cache.page_size
     columns = -(-inputs.k.shape[2] // size)
     counts = [-(-length // size) for length in inputs.extra[LENGTHS].flatten().tolist()]
-    table: torch.Tensor = inputs.extra[LENGTHS].new_tensor(_table(counts, columns, is_shared=False, seed=0))
+    table: torch.Tensor = inputs.extra[LENGTHS].new_tensor(_table(counts, columns, is_shared=is_shared, seed=0))
     given: torch.Tensor = PART.given(TABLE, table.view(len(counts), 1, 1, columns), inputs.conventions)
     return given
 

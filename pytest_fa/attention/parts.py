@@ -24,6 +24,7 @@ from pytest_fa.attention import (
     scores,
     sink,
     softcap,
+    splits,
     window,
 )
 from pytest_fa.attention.mistake import ChangeScores, Hide, Mistake, Positions
@@ -56,6 +57,7 @@ PARTS: list[Part] = [
     scores.PART,
     e4m3.PART,
     lse.PART,
+    splits.PART,
 ]
 
 

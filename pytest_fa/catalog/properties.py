@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pytest_fa.attention.pages import PART as PAGES
+from pytest_fa.attention.pages import page_size
 from pytest_fa.attention.ragged import PART as RAGGED
 from pytest_fa.catalog.case import Case, plain_case
 from pytest_fa.catalog.claims import FEWER, claims_of, factors_of, least_lengths
@@ -38,6 +39,8 @@ PROPERTIES: dict[str, str] = {
     "batch_invariance": "a batch alone has the same bits as among others",
     "position_invariance": "batches in another order have the same bits",
     "chunk_invariance": "queries in chunks have the same bits",
+    "prefix_invariance": "sequences that share a page have the same bits as with copies of it",
+    "split_invariance": "any number of splits of the keys gives the same bits",
     "split_and_merge": "the outputs of two ranges of keys, merged by their log-sum-exps, are that of all keys",
 }
 ON_GPU = frozenset(
@@ -61,6 +64,8 @@ INVARIANCES: dict[Invariance, str] = {
     "batch": "batch_invariance",
     "position": "position_invariance",
     "chunk": "chunk_invariance",
+    "prefix": "prefix_invariance",
+    "split": "split_invariance",
 }
 PROMISED = frozenset((*INVARIANCES.values(), "split_and_merge", "new_lengths"))  # only by some variants
 ON_RAGGED_CASES = ("new_lengths",)
@@ -155,12 +160,14 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
     """
     if name in ON_PLAIN_CASES and (plain := _plain_case(variant, name, dtypes)):
         return plain
+    if name == INVARIANCES["prefix"] and PAGES.is_claimed(variant.supports):
+        return _paged_case(variant, dtypes)
     case, supports = property_case(variant), variant.supports
     if name in ON_RAGGED_CASES:
         plain = _with_dtype(case, variant, dtypes)
         fields = [part.fields_with(part.supported(supports)[-1], case.heads) for part in (RAGGED, PAGES)]
         changed = plain.with_fields({**fields[0], **fields[1]})
-        return plain.with_fields(fields[0]) if variant.refuses(changed) else changed
+        return plain.with_fields(fields[0]) if PAGES.impossible(changed) or variant.refuses(changed) else changed
     claims = claims_of(variant, dtypes) if variant.role == "candidate" and not variant.cases else []
     if not claims:
         return case
@@ -172,6 +179,17 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
     changed = claim.applied_to(sized).with_fields({"fp8_out": supports.fp8_out_of(claim.dtype)})
     needs_bhsd = name in NEEDS_BHSD and "bhsd" in supports.layout
     return changed.with_fields({"layout": "bhsd"}) if needs_bhsd else changed
+
+
+def _paged_case(variant: Variant, dtypes: tuple[str, ...]) -> Case:
+    """A case whose keys fill two pages, with lengths; if possible, of one of these dtypes."""
+    supports = variant.supports
+    pages = [claim for claim in PAGES.supported(supports) if claim != PAGES.claims[0]][-1]
+    case = property_case(variant, max(SEQUENCE, 2 * page_size(pages)))
+    lengths = "keys" if "keys" in RAGGED.supported(supports) else "both"
+    fields = {**RAGGED.fields_in_turn(lengths, case.heads)[-1], **PAGES.fields_with(pages, case.heads)}
+    changed = _with_dtype(case, variant, dtypes).with_fields(fields)
+    return case.with_fields(fields) if PAGES.impossible(changed) or variant.refuses(changed) else changed
 
 
 def _with_dtype(case: Case, variant: Variant, dtypes: tuple[str, ...]) -> Case:

@@ -37,7 +37,7 @@ def tolerance_for(tolerance: Tolerance, dtype: str) -> Tolerance:
 
 
 Rounding = Literal["q", "s", "p", "tanh", "tf32"]
-Invariance = Literal["batch", "position", "chunk"]
+Invariance = Literal["batch", "position", "chunk", "prefix", "split"]
 Sanitizer = Literal["memcheck", "racecheck", "synccheck", "initcheck"]
 SOME = msgspec.Meta(min_length=1)
 FEW = msgspec.Meta(max_length=256)  # far more than a real manifest has

@@ -124,6 +124,7 @@ FAULTS: dict[str, Fault] = {
     "bits_by_batches": Fault("batch_invariance", only=True),
     "bits_by_place": Fault("position_invariance", only=True),
     "bits_by_queries": Fault("chunk_invariance", only=True),
+    "bits_by_splits": Fault("split_invariance", only=True),
     # endings
     "raises": Fault("exception", only=True),
     "exits": Fault("isolation", only=True),

@@ -28,7 +28,9 @@ from pytest_fa.judge.properties.invariance import (
     batch_invariance,
     chunk_invariance,
     position_invariance,
+    prefix_invariance,
     split_and_merge,
+    split_invariance,
 )
 from pytest_fa.judge.properties.memory import (
     different_strides,
@@ -72,6 +74,8 @@ PROPERTIES: dict[str, Callable[[PropertySubject], None]] = {
         batch_invariance,
         position_invariance,
         chunk_invariance,
+        prefix_invariance,
+        split_invariance,
         split_and_merge,
     )
 }

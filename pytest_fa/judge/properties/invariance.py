@@ -1,6 +1,6 @@
-"""Properties about rows in other company: a batch alone or elsewhere, queries in chunks, keys in two ranges.
+"""Properties about rows in other company, and about keys that are stored or divided otherwise.
 
-The first three are promised by `invariant` in a manifest, and hold bit by bit.
+All but the last are promised by `invariant` in a manifest, and hold bit by bit.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from collections.abc import Callable
 import torch
 
 from pytest_fa.attention import parts
-from pytest_fa.errors import WrongResult
+from pytest_fa.attention.pages import shared_and_apart, shares_page
+from pytest_fa.attention.splits import WORD as NUM_SPLITS
+from pytest_fa.errors import FaError, WrongResult
 from pytest_fa.gpu.inputs import Inputs, Output
 from pytest_fa.judge.properties.cut import stored_like
 from pytest_fa.judge.subject import PropertySubject
 
+SPLITS = (1, 2, 3)
 CHUNKS = (1, 64)  # queries of the first chunks, as far as the variant's multiples allow; the last has all others
 
 
@@ -47,6 +50,23 @@ def chunk_invariance(subject: PropertySubject) -> None:
         rows = whole.map(_queries(start, end))
         _require_same("chunk_invariance", rows, subject.call(chunk), f"queries {start} to {end - 1} alone")
         start = end
+
+
+def prefix_invariance(subject: PropertySubject) -> None:
+    """Two sequences that share their first page have the same bits as with a copy each."""
+    shared, apart = shared_and_apart(subject.inputs())
+    if not shares_page(shared) or shares_page(apart):
+        raise FaError("prefix_invariance: the sequences of its case share no page, so that it shows nothing")
+    whole = subject.call(apart).clone()
+    _require_same("prefix_invariance", whole, subject.call(shared), "two sequences share a page")
+
+
+def split_invariance(subject: PropertySubject) -> None:
+    """The keys in any number of splits give the same bits as in as many as the kernel chooses."""
+    inputs = subject.inputs()
+    whole = subject.call(_in_splits(inputs, 0)).clone()
+    for number in SPLITS:
+        _require_same("split_invariance", whole, subject.call(_in_splits(inputs, number)), f"num_splits = {number}")
 
 
 def split_and_merge(subject: PropertySubject) -> None:
@@ -99,6 +119,10 @@ def _rows(inputs: Inputs, queries: slice, keys: slice) -> Inputs:
     )
     of_q, of_k = (torch.arange(rows.start, rows.stop, device=q.device) for rows in (queries, keys))
     return inputs._replace(q=q, k=k, v=v, extra=inputs.extra_at(queries=of_q, keys=of_k))
+
+
+def _in_splits(inputs: Inputs, number: int) -> Inputs:
+    return inputs._replace(more={**inputs.more, NUM_SPLITS: number})
 
 
 def _require_same(name: str, expected: Output, output: Output, what: str) -> None:

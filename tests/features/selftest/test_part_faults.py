@@ -113,6 +113,7 @@ CAUSES = {
     "pages_heads_for_keys": "look at the block table",
     "pages_last_whole": "the last page of each sequence is counted whole",
     "pages_kept": "no known mistake gives this output",
+    "pages_bits_by_sharing": "prefix_invariance",
 }
 VARIANTS = {
     name: variant

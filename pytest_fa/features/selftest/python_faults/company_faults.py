@@ -29,11 +29,11 @@ def attend(q, k, v, scale, causal, dtype=torch.float64):
 
 
 def bits_by(is_in_float32):
-    """Make a target that computes in float32 where `is_in_float32(q)` is true: of all batches, or of each."""
+    """Make a target that computes in float32 where `is_in_float32(q, num_splits)` is true, for each batch."""
 
-    def forward(q, k, v, *, scale, causal="none", out=None):
+    def forward(q, k, v, *, scale, causal="none", num_splits=0, out=None):
         in_float32 = attend(q, k, v, scale, causal, torch.float32)
-        return out.copy_(torch.where(is_in_float32(q), in_float32, attend(q, k, v, scale, causal)))
+        return out.copy_(torch.where(is_in_float32(q, num_splits), in_float32, attend(q, k, v, scale, causal)))
 
     return forward
 
@@ -42,11 +42,12 @@ def _each(q, value):
     return torch.full((q.shape[0], 1, 1, 1), value, device=q.device)
 
 
-def _first(q):
+def _first(q, _):
     return (torch.arange(q.shape[0], device=q.device) == 0)[:, None, None, None]
 
 
-right_in_any_company = bits_by(lambda q: _each(q, False))  # the value of each batch
-bits_by_batches = bits_by(lambda q: _each(q, q.shape[0] == 1))
+right_in_any_company = bits_by(lambda q, _: _each(q, False))  # the value of each batch
+bits_by_batches = bits_by(lambda q, _: _each(q, q.shape[0] == 1))
 bits_by_place = bits_by(_first)
-bits_by_queries = bits_by(lambda q: _each(q, q.shape[2] < FEW_QUERIES))
+bits_by_queries = bits_by(lambda q, _: _each(q, q.shape[2] < FEW_QUERIES))
+bits_by_splits = bits_by(lambda q, num_splits: _each(q, num_splits > 1))

@@ -79,7 +79,7 @@ def forward(
     if FAULT == "mask_in_pv_only" and mask is not None:
         p = p.masked_fill(~mask, 0.0)
     values = read_values(FAULT, k, v, keys).float().repeat_interleave(group, 1)
-    o = p.to(q.dtype).float() @ values
+    o = rounded(FAULT, p, q.dtype, block_table) @ values
     if FAULT == "sink_has_value":
         o = o + of_sink * values[:, :, :1]
     divisor = row_sum if FAULT == "mask_empty_row_divides" else row_sum.clamp_min(1e-30)
@@ -135,6 +135,12 @@ def gather(FAULT, k, v, table, lengths):
     if FAULT == "pages_last_whole":
         lengths = (lengths + size - 1) // size * size
     return *(tensor[entries].transpose(1, 2).flatten(2, 3) for tensor in (k, v)), lengths
+
+
+def rounded(FAULT, p, dtype, table):
+    """Return P as it is multiplied, in float32."""
+    is_shared = table is not None and bool(table[0, 0] == table[1, 0])
+    return p if FAULT == "pages_bits_by_sharing" and is_shared else p.to(dtype).float()
 
 
 def heads_for_keys(cache):
