@@ -157,6 +157,9 @@ class Alibi(Part):
             wrong["the slope is read at the index of the head of K and V"] = by_kv_head
         for words, other in wrong.items():
             yield Mistake(f"{words}: {LOOK}", score=_added(inputs, other))
+        if inputs.word("seqlens_k") is not None:
+            added, words = _added(inputs, slopes), "distances end at the last key of the longest sequence"
+            yield Mistake(f"{words}: {LOOK}", score=lambda scores, at: added(scores, at._replace(shift=None)))
 
 
 def _added(inputs: CallInputs, slopes: torch.Tensor) -> ChangeScores:

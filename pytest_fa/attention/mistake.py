@@ -90,7 +90,8 @@ class Mistake(NamedTuple):
 
     `change` replaces inputs (`gpu.inputs.Inputs`).  `score` replaces what the parts of attention do to the scores.
     `sinks` replaces the scores that have no value.  `hide` replaces the mask.  `weigh` replaces the softmax; sinks come
-    to it behind the last key.  `shift` replaces that of `Positions`.
+    to it behind the last key.  `shift` replaces that of `Positions`: a number,
+    or one for each batch.
 
     `arrange` moves or changes the elements of the whole output, [batch, heads, seq_q,
     head_dim] or the axes that `change` made of them.
@@ -105,7 +106,7 @@ class Mistake(NamedTuple):
     arranges_rows: bool = False  # whether `arrange` changes each row by itself
     score: ChangeScores | None = None
     sinks: Sinks | None = None
-    shift: int | None = None
+    shift: int | torch.Tensor | None = None
     is_score_first: bool = False  # whether `score` comes before what the other parts do to the scores
     is_convention: bool = (
         False  # that the kernel may have and does not declare; other words for its output are left out

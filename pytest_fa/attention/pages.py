@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_fa.attention.dtypes import ELEMENT_BYTES
-from pytest_fa.attention.mistake import Mistake
+from pytest_fa.attention.mistake import Mistake, Positions
 from pytest_fa.attention.part import CacheShape, CallInputs, Convention, Part, PartTensor, Shape
+from pytest_fa.attention.ragged import PART as RAGGED
 from pytest_fa.attention.ragged import with_lengths
 from pytest_fa.attention.token import Choice
 
@@ -83,17 +85,28 @@ class Pages(Part):
                 "pages_transposed",
                 "pages_last_whole",
                 "pages_heads_for_keys",
+                "pages_of_64_keys",
+                "pages_v_in_order",
             ),
             ("finite", False),
         ),
-        "pages_of_first": ("max", False),
-        "pages_first_only": ("max", False),
+        **dict.fromkeys(
+            (
+                "pages_of_first",
+                "pages_first_only",
+                "pages_partial_lost",
+                "pages_aligned_to_capacity",
+                "pages_owned_by_one",
+                "pages_sink_in_every_page",
+            ),
+            ("max", False),
+        ),
         "pages_kept": ("new_lengths", True),
         "pages_bits_by_sharing": ("prefix_invariance", True),
     }
     selftest_shapes = (
         "b9h4s3d64-fp16-causal_br-kv2-sk150-var1-page16",
-        "b4h4s5d64-fp16-kv2-sk256-var5-page64hnd",
+        "b4h4s5d64-fp16-kv2-sk256-var5-page64hnd-sink",
     )
 
     # -- the case ---------------------------------------------------------------------------------------------------
@@ -252,10 +265,22 @@ class Pages(Part):
         return f"{cause}, so that NaN of pages or slots without a key reaches the output: {LOOK} and the lengths"
 
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
-        """Pages of other sequences, pages that are off by one, and a cache whose axes are taken in the other order."""
-        if inputs.word(TABLE) is not None:
-            for words, change in _MISREADINGS.items():
-                yield Mistake(f"{words}: {LOOK}", change=change)
+        """Other pages than those of the table, a cache with its axes in the other order, and last or shared pages."""
+        if inputs.word(TABLE) is None:
+            return
+        for words, change in _MISREADINGS.items():
+            yield Mistake(f"{words}: {LOOK}", change=change)
+        lengths, size = inputs.word(LENGTHS), PART.call_placed(inputs).k.shape[2]
+        words = f"the last page of a sequence is left out unless it is full: {LOOK} and the lengths"
+        yield Mistake(words, hide=lambda positions: positions.keys >= positions.part_of(lengths // size * size))
+        words = (
+            f"the mask is aligned to the last slot of a sequence's pages, not to its last key: {LOOK} and the lengths"
+        )
+        yield Mistake(words, shift=RAGGED.shift(inputs) + -lengths % size)
+        for owner in ("first", "last"):
+            lost = _keys_of_other_owners(inputs.word(TABLE), lengths, size, owner)
+            words = f"a shared page is read for the {owner} of its sequences only: {LOOK}"
+            yield Mistake(words, hide=partial(Positions.part_of, tensor=lost))
 
 
 def page_size(text: str) -> int:
@@ -390,6 +415,16 @@ def _misread(change: Any) -> Any:  # a function of a table, and one of `gpu.inpu
         return PART.call_dense(placed._replace(extra={**placed.extra, TABLE: table}))._replace(extra=inputs.extra)
 
     return changed
+
+
+def _keys_of_other_owners(table: torch.Tensor, lengths: torch.Tensor, size: int, owner: str) -> torch.Tensor:
+    """The keys of pages that belong to one of their sequences, and not to this one, [batch, 1, 1, columns * size]."""
+    is_used = table.new_tensor(range(table.shape[3])) * size < lengths  # [batch, 1, 1, columns]
+    used = [(int(table[place[0], 0, 0, place[3]]), place[0]) for place in is_used.nonzero().tolist()]
+    owners = dict(used if owner == "last" else reversed(used))
+    lost = [[owners.get(page, row) != row for page in entries] for row, entries in enumerate(table[:, 0, 0].tolist())]
+    found: torch.Tensor = (is_used & is_used.new_tensor(lost)[:, None, None]).repeat_interleave(size, 3)
+    return found
 
 
 def _in_order(table: torch.Tensor) -> torch.Tensor:

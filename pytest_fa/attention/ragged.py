@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_fa.attention.mistake import Mistake, Positions
+from pytest_fa.attention.mistake import TILES, Mistake, Positions
 from pytest_fa.attention.part import CallInputs, Convention, Part, PartTensor, Shape
 from pytest_fa.attention.rows import Padding
 from pytest_fa.attention.token import Choice
@@ -93,7 +94,14 @@ class Ragged(Part):
             ("finite", False),
         ),
         **dict.fromkeys(
-            ("ragged_last_key_lost", "ragged_whole_tiles", "ragged_aligned_to_longest"),
+            (
+                "ragged_last_key_lost",
+                "ragged_whole_tiles",
+                "ragged_aligned_to_longest",
+                "ragged_window_of_longest",
+                "ragged_alibi_of_longest",
+                "ragged_merges_as_first",
+            ),
             ("max", False),
         ),
         "ragged_zeroes_rows": ("rows past", True),
@@ -104,7 +112,7 @@ class Ragged(Part):
     selftest_shapes = (
         "b4h4s150d64-fp16-kv2-var1",
         "b4h4s150d64-fp16-causal_br-kv2-var2",
-        "b4h2s77d64-fp16-win37_0-sk150-var2-alibi",
+        "b4h2s77d64-fp16-win37_9-sk150-var2-alibi",
     )
 
     # -- the case ---------------------------------------------------------------------------------------------------
@@ -286,12 +294,23 @@ class Ragged(Part):
                 yield Mistake(f"of {word}, {words}: {LOOK}", change=_with_lengths(word, other))
         words = "the mask is aligned to the last key of the longest sequence, not to that of each one"
         yield Mistake(f"{words}: {LOOK}", shift=inputs.k.shape[2] - inputs.q.shape[2])
+        if inputs.word("sink") is None:
+            yield from _merges_as_first(inputs.word("seqlens_k"))
 
 
 def with_lengths(inputs: Any, lengths: Mapping[str, torch.Tensor]) -> Any:  # `gpu.inputs.Inputs`
     """The call with other lengths, [batch, 1, 1, 1] int32 by word.  What was padding before is 0."""
     meant = _with_padding(inputs, 0.0)
     return _with_padding(meant._replace(extra={**meant.extra, **lengths}), math.nan)
+
+
+def _merges_as_first(lengths: torch.Tensor) -> Iterator[Mistake]:
+    """Splits that only the first sequence has count in the others, too, with partial sums of 0."""
+    for tile in TILES:
+        splits = (lengths + tile - 1) // tile  # [batch, 1, 1, 1]
+        stale = (splits[:1] - splits).clamp_min(0).double().log()
+        words = f"as many splits of {tile} keys are merged as the first sequence has, with a log-sum-exp of 0"
+        yield Mistake(f"{words}: {LOOK}", sinks=partial(Positions.part_of, tensor=stale))
 
 
 def _lengths(step: int, batch: int, longest: int) -> list[int]:

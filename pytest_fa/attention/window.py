@@ -321,6 +321,9 @@ class SlidingWindow(Part):
             length = window.left + 1
             words = f"queries see chunks of {length} keys, not a sliding window: {LOOK_AT_MASK}"
             yield Mistake(words, hide=lambda positions: _hidden_by_chunks(length, positions))
+        if inputs.word("seqlens_k") is not None:
+            words = f"the window is aligned to the last key of the longest sequence: {LOOK_AT_MASK}"
+            yield Mistake(words, hide=lambda positions: _hide(window)(positions._replace(shift=None)))
         yield from empty_row_mistakes()
 
 

@@ -191,7 +191,8 @@ class Predictor:
         )
         if mistake.shift is None:
             return positions
-        return positions._replace(shift=inputs.q.new_full((1, 1, 1, 1), mistake.shift, dtype=torch.long))
+        shift = inputs.q.new_zeros((1, 1, 1, 1), dtype=torch.long) + mistake.shift
+        return positions._replace(shift=shift)
 
 
 def _hidden(inputs: Inputs, mistake: Mistake, positions: Positions) -> torch.Tensor:

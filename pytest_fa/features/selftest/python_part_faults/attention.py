@@ -40,24 +40,28 @@ def forward(
     FAULT="NONE",
 ):
     """Write attention, computed in float32 with P rounded to the dtype, and its log-sum-exp."""
+    page_size = 0
     if block_table is not None:
+        page_size = k.shape[2]
         k, v, seqlens_k = gather(FAULT, k, v, block_table, seqlens_k)
     group, is_bshd = q.shape[1] // k.shape[1], q.stride(1) < q.stride(2)
     attn_bias, attn_mask = (padded(each, k.shape[2]) for each in (attn_bias, attn_mask))
     bias, mask = (read(FAULT, *each, group, is_bshd=is_bshd) for each in (("bias", attn_bias), ("mask", attn_mask)))
     slopes, sink = (read_vector(FAULT, *each, group) for each in (("alibi", alibi_slopes), ("sink", sink)))
     queries, keys = find_lengths(FAULT, seqlens_q, seqlens_k, q.shape[2], k.shape[2])
-    aligned = k.shape[2] - q.shape[2] if FAULT == "ragged_aligned_to_longest" else keys - queries
+    shifts = find_shifts(FAULT, queries, keys, q.shape[2], k.shape[2], page_size)
+    sink = with_stale_splits(FAULT, sink, keys)
 
     s = q.float() @ k.float().repeat_interleave(group, 1).transpose(2, 3) * find_scale(FAULT, scale, q, v)
     added = {
         "bias": find_bias(FAULT, bias, mask, scale),
-        "alibi": find_alibi(FAULT, slopes, s, scale, aligned),
+        "alibi": find_alibi(FAULT, slopes, s, scale, shifts["alibi"]),
         "mask": mask if FAULT == "mask_added" else None,
     }
     hidden = {
-        "window": hidden_by_position(FAULT, s, aligned, causal, window_left, window_right, has_mask=mask is not None),
+        "window": hidden_by_position(FAULT, s, shifts, causal, window_left, window_right, has_mask=mask is not None),
         "ragged": hidden_by_lengths(s, keys),
+        "pages": hidden_by_pages(FAULT, block_table, keys, page_size, s.shape[3]),
         "mask": hidden_by_mask(FAULT, mask, has_bias=bias is not None),
     }
     uncapped = changed(FAULT, s, added, hidden, before_cap=False)
@@ -68,6 +72,7 @@ def forward(
     m = s.amax(-1, keepdim=True)  # [batch, heads, seq_q, 1]
     if sink is not None:
         sink = find_sink(FAULT, sink, s, scale, softcap, window_left)
+        sink = find_sink_of_pages(FAULT, sink, keys, page_size)
         if FAULT not in ("sink_not_in_maximum", "sink_without_maximum"):
             m = torch.maximum(m, sink)
     if FAULT != "sink_inf_is_nan":
@@ -134,7 +139,18 @@ def gather(FAULT, k, v, table, lengths):
         k, v = (heads_for_keys(tensor) for tensor in (k, v))
     if FAULT == "pages_last_whole":
         lengths = (lengths + size - 1) // size * size
-    return *(tensor[entries].transpose(1, 2).flatten(2, 3) for tensor in (k, v)), lengths
+    if FAULT == "pages_of_64_keys":
+        return *(keys_of_larger_pages(tensor, entries, TILE) for tensor in (k, v)), lengths
+    of_v = changes["pages_ignored"]() if FAULT == "pages_v_in_order" else entries
+    return *(tensor[each].transpose(1, 2).flatten(2, 3) for tensor, each in ((k, entries), (v, of_v))), lengths
+
+
+def keys_of_larger_pages(cache, entries, size):
+    """Return the keys that a kernel reads whose pages have another size, [batch, kv_heads, n * page_size, dim]."""
+    rows = cache.transpose(1, 2).flatten(0, 1)  # [pages * page_size, kv_heads, dim]
+    key = torch.arange(entries.shape[1] * cache.shape[2], device=cache.device)
+    read = entries[:, key // size] * size + key % size
+    return rows[read.clamp_max(len(rows) - 1)].transpose(1, 2)
 
 
 def rounded(FAULT, p, dtype, table):
@@ -172,6 +188,42 @@ def find_lengths(FAULT, of_queries, of_keys, seq_q, seq_k):
         "ragged_of_next": lambda: keys.roll(-1, 0),
     }
     return queries, changes[FAULT]() if FAULT in changes else keys
+
+
+def find_shifts(FAULT, queries, keys, seq_q, seq_k, page_size):
+    """Return how far the first query stands behind the first key for each part, [batch, 1, 1, 1] or a number."""
+    if FAULT == "pages_aligned_to_capacity" and page_size:
+        keys = (keys + page_size - 1) // page_size * page_size
+    return {
+        name: seq_k - seq_q if FAULT in ("ragged_aligned_to_longest", f"ragged_{name}_of_longest") else keys - queries
+        for name in ("causal", "window", "alibi")
+    }
+
+
+def with_stale_splits(FAULT, sink, keys):
+    """Return the sink, or what splits add that only the first sequence has: each has a log-sum-exp of 0."""
+    if FAULT != "ragged_merges_as_first" or not isinstance(keys, torch.Tensor):
+        return sink
+    splits = (keys + TILE - 1) // TILE  # [batch, 1, 1, 1]
+    return (splits[:1] - splits).clamp_min(0).float().log()
+
+
+def hidden_by_pages(FAULT, table, keys, page_size, columns):
+    """Return the keys of pages that the kernel leaves out, [batch, 1, 1, columns]."""
+    if FAULT == "pages_partial_lost" and page_size:
+        return torch.arange(columns, device=table.device) >= keys // page_size * page_size
+    if FAULT != "pages_owned_by_one" or table is None:
+        return None
+    is_used = torch.arange(table.shape[1], device=table.device) * page_size < keys[:, 0, 0]  # [batch, n]
+    owner = {page: row for row, used in enumerate(is_used.tolist()) for page in own_pages(table[row], used)}
+    hidden = [[owner.get(page, row) != row for page in entries] for row, entries in enumerate(table.tolist())]
+    hidden = torch.tensor(hidden, device=table.device) & is_used
+    return hidden.repeat_interleave(page_size, 1)[:, None, None, :columns]
+
+
+def own_pages(entries, is_used):
+    """Return the pages of a sequence."""
+    return [page for page, used in zip(entries.tolist(), is_used, strict=True) if used]
 
 
 def hidden_by_lengths(s, keys):
@@ -239,7 +291,7 @@ def hidden_by_mask(FAULT, mask, *, has_bias):
     return mask if FAULT == "mask_inverted" else ~mask
 
 
-def hidden_by_position(FAULT, s, aligned, causal, left, right, *, has_mask):
+def hidden_by_position(FAULT, s, shifts, causal, left, right, *, has_mask):
     """Return the keys that are hidden by the causal mask and the window, [batch or 1, 1, seq_q, seq_k]."""
     if has_mask and FAULT == "mask_replaces_causal":
         causal = "none"
@@ -247,10 +299,10 @@ def hidden_by_position(FAULT, s, aligned, causal, left, right, *, has_mask):
         left = right = None
     rows, keys = s.shape[2:]
     row, key = torch.arange(rows, device=s.device)[:, None], torch.arange(keys, device=s.device)
-    own = row + aligned
+    own = row + shifts["window"]
     hidden = key < torch.zeros_like(row)
     if causal != "none":
-        hidden = key > (row if causal == "top_left" else own)
+        hidden = key > (row if causal == "top_left" else row + shifts["causal"])
     if left is not None:
         hidden = hidden | (key < (row if FAULT == "window_top_left" else own) - left)
     if right is not None:
@@ -329,6 +381,11 @@ def find_sink(FAULT, sink, s, scale, cap, window_left):
         own = torch.arange(rows, device=s.device)[:, None] + keys - rows
         return sink.masked_fill(own > window_left, -math.inf)
     return sink * {"sink_scaled": scale, "sink_in_base_2": math.log(2)}.get(FAULT, 1.0)
+
+
+def find_sink_of_pages(FAULT, sink, keys, page_size):
+    """Return the score of the sink, [batch or 1, heads, 1 or seq_q, 1]."""
+    return sink + (keys / page_size).ceil().log() if FAULT == "pages_sink_in_every_page" and page_size else sink
 
 
 def find_lse(FAULT, right, uncapped, s, bias, keys):
