@@ -33,6 +33,11 @@ def hidden_keys(  # a side of a window each
     return hidden
 
 
+def with_axes(scale: torch.Tensor) -> torch.Tensor:
+    """Return scales as factors of [batch, kv_heads, seq_k, dim]."""
+    return scale[..., None] if scale.dim() > 1 else scale.view(1, -1, 1, 1)
+
+
 def gathered(
     cache: torch.Tensor,  # [pages, kv_heads, page_size, dim]
     block_table: torch.Tensor,  # [batch, n]; entries behind the last page of a sequence may be any number
@@ -60,6 +65,8 @@ def forward(  # noqa: C901, PLR0913  # an argument and a condition for each part
     seqlens_q: torch.Tensor | None = None,  # [batch] int32, queries of each sequence; its other rows are not written
     seqlens_k: torch.Tensor | None = None,  # [batch] int32, keys of each sequence
     block_table: torch.Tensor | None = None,  # [batch, n] int32: k and v are caches [pages, kv_heads, page_size, dim]
+    k_scale: torch.Tensor | None = None,  # [1], [kv_heads] or [batch, kv_heads, seq_k] fp32, of e4m3 or int8 numbers
+    v_scale: torch.Tensor | None = None,  # the same of v; with pages [pages, kv_heads, page_size]
 ) -> torch.Tensor:
     """Return the attention output, [batch, heads, seq_q, head_dim_v]; write it into `out` if that is given.
 
@@ -68,6 +75,8 @@ def forward(  # noqa: C901, PLR0913  # an argument and a condition for each part
     All heads are computed at once, one tile of queries after the other.
     """
     out = q.new_empty((*q.shape[:3], v.shape[3])) if out is None else out
+    if k_scale is not None and v_scale is not None:
+        k, v = (numbers.float() * with_axes(scale) for numbers, scale in ((k, k_scale), (v, v_scale)))
     if block_table is not None:
         keys_of_bias = next((each.shape[3] for each in (attn_bias, attn_mask) if each is not None), None)
         k, v = (gathered(cache, block_table)[:, :, :keys_of_bias] for cache in (k, v))

@@ -145,7 +145,7 @@ _ROWS = {
     ),
     "int8": UnjudgedKind(
         f"a dtype besides {', '.join(DTYPES[:-1])} and {DTYPES[-1]} is",
-        r"u?int(4|8)|fp(4|6)|nvfp4|mxfp\d|(fp8_|float8_)?e5m2(fnuz)?|f(p|loat)64|double|tf32|(kv|q|k|v|qk|cache)_dtype",
+        r"u?int(4|8)|fp(4|6)|nvfp4|mxfp\d|(fp8_|float8_)?e5m2(fnuz)?|f(p|loat)64|double|tf32|(kv|q|k|v|qk)_dtype",
         "judge the kernel with one of them for q, k and v together",
     ),
 }

@@ -112,10 +112,11 @@ class PartTensor(NamedTuple):
     The judge keeps it as [batch or 1, heads or 1, seq_q or 1, seq_k or 1], dense; it is 1 long along the axes on which
     it does not depend.  A call gets it with all four axes, with a stride of 0 where it does not depend on one; or as a
     vector along one axis.  A `table` is kept as [batch, 1, 1, columns], and a call gets [batch, columns].
+    A `scale` is made by `call_placed`, as the call gets it.
     """
 
     dtype: str  # float32, int32, bool, or `q`: the dtype of q, and float32 if that is e4m3
-    vector: Literal["", "batch", "heads", "table"] = ""  # the axis of a vector; a table has a row for each batch
+    vector: Literal["", "batch", "heads", "table", "scale"] = ""  # the axis of a vector, or see above
     is_random: bool = True  # whether `fill` draws it; else `fixed` says what a case has
 
     @property
@@ -404,6 +405,18 @@ class Part:
         return value
 
     # A call may have tensors that lie in memory in another way than the judge's own k and v.
+
+    def is_passed(self, word: str, case: Shape) -> bool:
+        """Whether a call on a case has a tensor."""
+        return self.axes(word, case) is not None
+
+    def call_represented(self, inputs: Any) -> Any:
+        """The call with the values that its tensors have where they lie in memory."""
+        return inputs
+
+    def of_head(self, word: str, tensor: torch.Tensor, batch: int, kv_head: int, cache: Any) -> torch.Tensor:
+        """What one head of a call reads of a tensor that `call_placed` made."""
+        raise NotImplementedError
 
     def cache_of(self, case: Shape) -> CacheShape | None:  # noqa: ARG002
         """The cache in which a case has k and v; None if it has none."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pytest_fa.attention import (
     alibi,
     bias,
+    cache_dtype,
     causal,
     e4m3,
     grouped_heads,
@@ -46,6 +47,7 @@ PARTS: list[Part] = [
     lengths.PART,
     ragged.PART,
     pages.PART,
+    cache_dtype.PART,
     head_dim_v.PART,
     scale.PART,
     softcap.PART,
@@ -113,7 +115,7 @@ def words_beyond_plain(case: Any) -> dict[str, Part]:  # `catalog.case.Case`
     """The words whose values in a call on a case are not those of a plain one, and whose each one is."""
     passed = ((part, word, value) for part in PARTS for word, value in part.arguments(case).items())
     values = {word: part for part, word, value in passed if value != part.plain_argument(word)}
-    return values | {word: part for word, part in tensor_words().items() if part.axes(word, case)}
+    return values | {word: part for word, part in tensor_words().items() if part.is_passed(word, case)}
 
 
 def tensor_words() -> dict[str, Part]:
@@ -153,6 +155,18 @@ def outputs() -> dict[str, Part]:
 def title_of(output: str) -> str:
     """A further output in words."""
     return outputs()[output].output_title
+
+
+def represented(inputs: OfCall) -> OfCall:
+    """The call with the values that its tensors have where they lie in memory."""
+    for part in PARTS:
+        inputs = part.call_represented(inputs)
+    return inputs
+
+
+def of_head(word: str, tensor: Any, batch: int, kv_head: int, cache: Any) -> Any:  # tensors
+    """What one head of a call reads of a tensor that `call_placed` made."""
+    return tensor_words()[word].of_head(word, tensor, batch, kv_head, cache)
 
 
 def cache_of(case: Any) -> CacheShape | None:  # `catalog.case.Case`

@@ -32,7 +32,17 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by element size 
 
 
 NOTHING: Mapping[str, torch.Tensor] = MappingProxyType({})
-ATTRIBUTES = ("descales", "out_dtype", "more", "extra", "conventions", "given", "rounds", "cache")  # of `Inputs`
+ATTRIBUTES = (
+    "descales",
+    "out_dtype",
+    "more",
+    "extra",
+    "conventions",
+    "given",
+    "rounds",
+    "cache",
+    "cache_dtype",
+)  # of `Inputs`
 
 
 class Inputs(Arguments):  # what only some calls have are attributes
@@ -54,8 +64,9 @@ class Inputs(Arguments):  # what only some calls have are attributes
     given: Inputs | None
     rounds: tuple[str, ...]
     cache: Cache | None  # how k and v lie in pages
+    cache_dtype: str  # what k and v are quantised to; empty if they are not
 
-    def __new__(  # noqa: D102
+    def __new__(  # noqa: D102, PLR0913  # an argument for each attribute
         cls,
         *arguments: Any,  # noqa: ANN401  # those of `Arguments`
         descales: Descales | None = None,
@@ -66,11 +77,13 @@ class Inputs(Arguments):  # what only some calls have are attributes
         given: Inputs | None = None,
         rounds: tuple[str, ...] = (),
         cache: Cache | None = None,
+        cache_dtype: str = "",
         **named: Any,  # noqa: ANN401  # those of `Arguments`
     ) -> Self:
         inputs = super().__new__(cls, *arguments, **named)
         inputs.descales, inputs.out_dtype, inputs.more, inputs.extra = descales, out_dtype, more or {}, extra
-        inputs.conventions, inputs.given, inputs.rounds, inputs.cache = conventions, given, rounds, cache
+        inputs.conventions, inputs.given, inputs.rounds = conventions, given, rounds
+        inputs.cache, inputs.cache_dtype = cache, cache_dtype
         return inputs
 
     @classmethod
@@ -135,9 +148,18 @@ class Inputs(Arguments):  # what only some calls have are attributes
     def dense(self) -> Inputs:
         """The inverse of `placed`: k and v are [batch, kv_heads, seq_k, dim]."""
         inputs = self
-        for part in parts.PARTS:
+        for part in reversed(parts.PARTS):
             inputs = part.call_dense(inputs)
         return inputs
+
+    def e4m3_of(self, values: torch.Tensor) -> torch.Tensor:
+        """The e4m3 numbers that are nearest to values; pytest's own process, which reads the parts, has no torch."""
+        return values.to(E4M3)
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether k and v are numbers of 8 bits with factors, to which other values are rounded."""
+        return self.descales is not None or bool(self.cache_dtype)
 
     @property
     def as_given(self) -> Inputs:
@@ -322,6 +344,8 @@ def given_form(word: str, tensor: torch.Tensor, pairs: tuple[int, ...]) -> torch
     """
     if is_table(word):
         return tensor.flatten(1)
+    if parts.tensor_form(word).vector == "scale":
+        return tensor
     axis = parts.tensor_form(word).vector_axis
     return tensor.expand(pairs) if axis is None else tensor.flatten()
 

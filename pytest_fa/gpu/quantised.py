@@ -94,8 +94,10 @@ def _head_factors(k: torch.Tensor) -> torch.Tensor:
 
 
 def fill_random(buffer: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Fill a buffer with numbers from N(0, 1), in e4m3 from N(0, 100^2), and return it."""
+    """Fill a buffer with numbers from N(0, 1), in e4m3 from N(0, 100^2), in int8 from N(0, 40^2), and return it."""
     numbers = torch.randn(buffer.shape, generator=generator, device=buffer.device)
     if buffer.dtype == E4M3:
         numbers = (100 * numbers).clamp(-E4M3_MAX, E4M3_MAX)
+    if buffer.dtype == torch.int8:
+        numbers = (40 * numbers).clamp(-127, 127)
     return buffer.copy_(numbers)

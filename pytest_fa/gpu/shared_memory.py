@@ -27,6 +27,7 @@ DTYPES: dict[ViewDtype, torch.dtype] = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "bool": torch.bool,
     "int32": torch.int32,
+    "int8": torch.int8,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 GRAIN_BYTES = 4096  # sizes are rounded up to a multiple of it

@@ -83,7 +83,7 @@ def _axes_exchanged(inputs: Inputs) -> Inputs:
 def _other_dtype(inputs: Inputs) -> Iterator[Mistake]:
     """Bits of fp16 that are read as bf16, and the reverse."""
     dtype = inputs.q.dtype
-    if dtype not in OTHER_16_BIT:
+    if dtype not in OTHER_16_BIT or inputs.k.dtype != dtype:
         return
     other = OTHER_16_BIT[dtype]
     name, other_name = DTYPE_NAMES[dtype], DTYPE_NAMES[other]

@@ -81,7 +81,7 @@ class PropertySubject:
     def changed(self, inputs: Inputs, change: Callable[[Inputs], Inputs]) -> Inputs:
         """The inputs after `change` of their values, which then are quantised again in e4m3, without NaN of padding."""
         if inputs.descales is None:
-            return change(inputs)
+            return parts.represented(change(inputs))
         changed: Inputs = RAGGED.call_given(change(RAGGED.call_meant(inputs).exact()).quantised())
         return changed
 
@@ -184,7 +184,9 @@ class PropertySubject:
 
     def _truth_of(self, inputs: Inputs) -> Truth:
         variant = self.variant
-        return self._truths.truth_of(self.computes, inputs, variant.rounds, self._policy, variant.own_truth)
+        return self._truths.truth_of(
+            self.computes, parts.represented(inputs), variant.rounds, self._policy, variant.own_truth
+        )
 
     def _row_truths_of(self, outputs: Iterable[str], inputs: Inputs) -> dict[str, RowTruth]:
-        return self._truths.row_truths_of(outputs, inputs, self.variant, self._policy)
+        return self._truths.row_truths_of(outputs, parts.represented(inputs), self.variant, self._policy)

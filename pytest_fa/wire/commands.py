@@ -17,7 +17,7 @@ from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.ranges import Natural
 from pytest_fa.records.timing import LaunchedKernel, NodeTime, Order
 
-ViewDtype = Literal["float16", "bfloat16", "float32", "uint8", "float8_e4m3fn", "bool", "int32"]
+ViewDtype = Literal["float16", "bfloat16", "float32", "uint8", "float8_e4m3fn", "bool", "int32", "int8"]
 Disturbance = Literal["poison_smem", "occupy", "clean_l2"]  # methods of `DeviceTools`, run before a call
 
 

@@ -38,6 +38,7 @@ COMPILERS = ("triton", "torch._dynamo", "torch._inductor", "numba", "cutlass", "
 _ITEM_BYTES: dict[ViewDtype, int] = {
     "bool": 1,
     "uint8": 1,
+    "int8": 1,
     "float8_e4m3fn": 1,
     "float16": 2,
     "bfloat16": 2,

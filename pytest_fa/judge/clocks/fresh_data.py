@@ -238,8 +238,13 @@ class FreshData:
             {name: _shifted(each, shifts.get(name, 0)) for name, each in parts_of_call.items()}
         )
         batches, heads = (torch.tensor([index], device=call.q.device) for index in (place.batch, place.head))
-        extra = {name: at_places(tensor, batches, heads).clone() for name, tensor in call.extra.items()}
         of_keys = place._replace(head=key_heads(self._like)[place.head])
+        extra = {
+            name: parts.of_head(name, tensor, place.batch, of_keys.head, call.cache).clone()
+            if parts.tensor_form(name).vector == "scale"
+            else at_places(tensor, batches, heads).clone()
+            for name, tensor in call.extra.items()
+        }
         places = (place, of_keys, of_keys)
         q, k, v = (where.head_in(tensor).clone() for where, tensor in zip(places, call[:3], strict=True))
         if call.cache is not None:

@@ -56,6 +56,8 @@ def new_shape(subject: PropertySubject) -> None:
     private = subject.inputs()
     if not private.extra.keys().isdisjoint(RAGGED.words):
         raise UnsupportedCase("the batches have lengths of their own, and cannot be heads of one batch")
+    if private.cache_dtype:
+        raise UnsupportedCase("the batches and heads have scales of their own")
     inputs, out = subject.visible_call(private)
     subject.call(inputs, out)
     if inputs.q.stride(0) != inputs.q.shape[1] * inputs.q.stride(1):

@@ -89,7 +89,7 @@ def _far_below_zero(subject: PropertySubject, inputs: Inputs) -> Iterator[HardDa
     Numbers of e4m3 are too coarse for them, and scores that are rounded to the dtype may be infinite there.  Float32
     loses what a bias adds to such scores.
     """
-    if parts.adds_to_scores(inputs) or inputs.descales is not None:
+    if parts.adds_to_scores(inputs) or inputs.is_quantised:
         return
     if "s" in subject.variant.rounds or inputs.q.shape[3] <= FREE_DIMS:
         return
@@ -120,7 +120,7 @@ def _ends_of_range(subject: PropertySubject, inputs: Inputs) -> Iterator[HardDat
 
     Rows are one-hot where the output has to be as large as V.
     """
-    if inputs.descales is not None:
+    if inputs.is_quantised:
         return
     if inputs.q.dtype == torch.float16:
         largest = NEAR_FP16_END
@@ -160,7 +160,7 @@ def _shifted(subject: PropertySubject, inputs: Inputs) -> Iterator[HardData]:
     judged by their own truth.
     """
     name = "keys shifted by 4"
-    if inputs.descales is not None:
+    if inputs.is_quantised:
         yield name, subject.changed(inputs, lambda x: x._replace(k=x.k + 4)), None
         return
     gridded = inputs._replace(k=_on_grid(inputs.k, 32))

@@ -20,7 +20,8 @@ from tests.factories import WriteVariant
 CASE = "b1h2s64d64-fp16"
 FORM = (
     "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-win<left>_<right>][-kv<heads>][-sk<keys>][-var1|-var2|-var3|-var4|-var5]"
-    "[-page<size>[hnd]][-dv<size>][-scale<factor>][-cap<cap>][-bias<axes>][-alibi][-mask<axes>][-sink]"
+    "[-page<size>[hnd]][-kv_e4m3_t|-kv_e4m3_h|-kv_e4m3_th|-kv_int8_t|-kv_int8_h|-kv_int8_th]"
+    "[-dv<size>][-scale<factor>][-cap<cap>][-bias<axes>][-alibi][-mask<axes>][-sink]"
     "[-bshd|-packed][-scores][-out_bf16][-zero_head|-outlier|-tiny][-seed<N>]"
 )
 
@@ -38,7 +39,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "glob": (
         lambda: pytest_fa.check("sdpa_*", CASE),
-        "function: 'sdpa_*' selects 8 variants (sdpa_flash, sdpa_flash_cpu, sdpa_cudnn, ...); give the name of one",
+        "function: 'sdpa_*' selects 11 variants (sdpa_flash, sdpa_flash_cpu, sdpa_cudnn, ...); give the name of one",
     ),
     "definition": (
         lambda: pytest_fa.check("mine@X", CASE),

@@ -18,7 +18,7 @@ KEPT = {}  # by address, lengths as they were at the first call
 NO_MASK = ("mask_ignored", "mask_added", "mask_in_pv_only", "bias_times_mask")  # whose scores are those of all keys
 
 
-def forward(
+def forward(  # noqa: C901  # a line for each part
     q,  # [batch, heads, seq_q, head_dim]
     k,  # [batch, kv_heads, seq_k, head_dim]
     v,  # [batch, kv_heads, seq_k, head_dim_v]
@@ -35,12 +35,16 @@ def forward(
     seqlens_q=None,  # [batch], as the other one
     seqlens_k=None,
     block_table=None,  # [batch, n]: k and v are [pages, kv_heads, page_size, dim]
+    k_scale=None,  # [1], [kv_heads] or [batch, kv_heads, seq_k]; of pages [pages, kv_heads, page_size]
+    v_scale=None,
     out=None,
     lse=None,
     FAULT="NONE",
 ):
     """Write attention, computed in float32 with P rounded to the dtype, and its log-sum-exp."""
     page_size = 0
+    if k_scale is not None:
+        k, v = dequantised(FAULT, k, v, k_scale, v_scale)
     if block_table is not None:
         page_size = k.shape[2]
         k, v, seqlens_k = gather(FAULT, k, v, block_table, seqlens_k)
@@ -111,6 +115,21 @@ def write(FAULT, result, out, queries, keys):
     if FAULT == "ragged_skips_empty" and isinstance(keys, torch.Tensor):
         is_written = is_written & (keys > 0)
     return out.copy_(torch.where(is_written, result, out))
+
+
+def dequantised(FAULT, k, v, k_scale, v_scale):
+    """Return K and V in float32: numbers times their scales."""
+    changes = {
+        "cache_k_scale_ignored": lambda k, v: (k * 0 + 1, v),
+        "cache_v_scale_ignored": lambda k, v: (k, v * 0 + 1),
+        "cache_scale_twice": lambda k, v: (k * k, v),
+        "cache_scales_exchanged": lambda k, v: (v, k),
+        "cache_scale_of_next_head": lambda k, v: tuple(x.roll(-1, 0 if x.dim() == 1 else 1) for x in (k, v)),
+        "cache_scale_of_next_key": lambda k, v: tuple(x.roll(-1, 2) if x.dim() > 1 else x for x in (k, v)),
+    }
+    scales = changes[FAULT](k_scale, v_scale) if FAULT in changes else (k_scale, v_scale)
+    factors = (scale[..., None] if scale.dim() > 1 else scale.view(1, -1, 1, 1) for scale in scales)
+    return tuple(numbers.float() * factor for numbers, factor in zip((k, v), factors, strict=True))
 
 
 def padded(tensor, keys):
