@@ -106,7 +106,8 @@ def _require_own_stream(subject: PropertySubject) -> None:
     data, snapshot = subject.visible_call(source)
     candidate = subject.candidate
     call = subject.views_of(late, out)
-    copies = zip(candidate.lending.lend(late[:3]), candidate.lending.lend(data[:3]), strict=True)
+    tensors = (late.parts.values(), data.parts.values())  # with scales, which the zeros have, too
+    copies = zip(*map(candidate.lending.lend, tensors), strict=True)
     # The output is copied in stream order, so that a kernel that writes later is found.
     kept = zip(candidate.views_of_output(snapshot), call.written, strict=True)
     arriving, leaving = ([Copy(target, origin) for target, origin in pairs] for pairs in (copies, kept))

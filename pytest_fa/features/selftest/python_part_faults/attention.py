@@ -174,8 +174,10 @@ def keys_of_larger_pages(cache, entries, size):
 
 def rounded(FAULT, p, dtype, table):
     """Return P as it is multiplied, in float32."""
-    is_shared = table is not None and bool(table[0, 0] == table[1, 0])
-    return p if FAULT == "pages_bits_by_sharing" and is_shared else p.to(dtype).float()
+    as_usual = p.to(dtype).float()
+    if FAULT != "pages_bits_by_sharing" or table is None:
+        return as_usual
+    return torch.where(table[0, 0] == table[1, 0], p, as_usual)
 
 
 def heads_for_keys(cache):
@@ -190,7 +192,7 @@ def find_lengths(FAULT, of_queries, of_keys, seq_q, seq_k):
     if of_keys is None:
         return seq_q, seq_k
     if FAULT == "ragged_kept_lengths":
-        of_keys = KEPT.setdefault(of_keys.data_ptr(), of_keys.clone())
+        of_keys = KEPT.setdefault((of_keys.data_ptr(), of_keys.shape, seq_q, seq_k), of_keys.clone())
     if FAULT == "ragged_swapped" and of_queries is not None:
         of_queries, of_keys = of_keys.clamp_max(seq_q), of_queries.clamp_max(seq_k)
     queries = seq_q if of_queries is None else of_queries[:, None, None, None]
