@@ -26,7 +26,8 @@ SHARED = {"t": (0, 1, 2, 3), "h": (0, 2, 3), "th": (3,)}
 WORDS = {"k_scale": "k", "v_scale": "v"}
 PLAIN = "none"
 HEAD_STEP = 1.5  # between the magnitudes of adjacent heads, so that no head is right with another's scale
-OUTLIER = 32.0
+OUTLIERS = {"k": 32.0, "v": 20.0}  # of scales that differ
+STEPS = 5  # by the seed
 SCALE_BYTES = 4
 LOOK = "look at the scales of the cache"
 
@@ -122,11 +123,12 @@ class CacheDtype(Part):
         return bool(case.value_of("cache_dtype") != PLAIN)
 
     def call_of(self, inputs: Any, case: Shape) -> Any:  # `gpu.inputs.Inputs`
-        """The call with k and v of heads of different sizes, one of zeros, and with an outlier."""
+        """The call with heads of k and v of different sizes, one of zeros, and an outlier that the seed changes."""
         value = case.value_of("cache_dtype")
         if value == PLAIN:
             return inputs
-        k, v = (_with_special_heads(tensor.float()) for tensor in (inputs.k, inputs.v))
+        grown = 1 + case.value_of("seed") % STEPS / STEPS
+        k, v = (_with_special_heads(getattr(inputs, name).float(), grown * OUTLIERS[name]) for name in "kv")
         return inputs._replace(k=k, v=v, cache_dtype=value)
 
     def call_given(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
@@ -231,7 +233,7 @@ def _product(numbers: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return product
 
 
-def _with_special_heads(tensor: torch.Tensor) -> torch.Tensor:
+def _with_special_heads(tensor: torch.Tensor, outlier: float) -> torch.Tensor:
     """A copy whose heads have different sizes, the last one of several zero, with an outlier in the first one."""
     heads, keys = tensor.shape[1:3]
     factors = tensor.new_tensor([HEAD_STEP ** (head % 4) for head in range(heads)])
@@ -239,7 +241,7 @@ def _with_special_heads(tensor: torch.Tensor) -> torch.Tensor:
     if heads > 1:
         copy[:, -1] = 0
     if keys:
-        copy[:, 0, keys // 2, 0] = OUTLIER
+        copy[:, 0, keys // 2, 0] = outlier
     return copy
 
 

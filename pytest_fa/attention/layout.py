@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_fa.attention.mistake import Mistake
 from pytest_fa.attention.part import CallInputs, Part, Shape
 from pytest_fa.attention.token import Choice
+from pytest_fa.errors import UnsupportedCase
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,8 @@ class LayoutPart(Part):
         """One tensor has one length and one head_dim."""
         if case.value_of("layout") != "packed":
             return None
+        if case.value_of("pages") != "none" or case.value_of("cache_dtype") != "none":
+            return f"{SELF_ATTENTION}, which is no cache; drop -packed"
         if case.seq_q != case.seq_k:
             return f"{SELF_ATTENTION}, which has one length; drop -sk"
         if case.head_dim != case.value_of("head_dim_v"):
@@ -66,21 +69,10 @@ class LayoutPart(Part):
 
     def call_problem(self, call: Any, supports: Any) -> str | None:  # `catalog.variant.Call`, `Supports`
         """A function of one tensor takes no other layout, and one of contiguous tensors needs a case in theirs."""
-        layouts = ", ".join(supports.layout)
         if packed := next(filter(call.passes, self.made_words), None):
-            if supports.layout != ("packed",):
-                return f"entry.call passes {packed!r}, but supports.layout is {layouts}; write `layout: [packed]`"
-            if not supports.self_attention_only:
-                return (
-                    f"entry.call passes {packed!r}, which has one length; add `self_attention_only: true` to supports"
-                )
-            if supports.grouped_heads and packed == "qkv":
-                return (
-                    "entry.call passes 'qkv', [batch, seq, 3, heads, head_dim], but supports.grouped_heads is true; "
-                    "pass 'qkv_heads', [batch, seq, heads + 2 kv_heads, head_dim], or drop grouped_heads"
-                )
-            return None
+            return next(_packed_problems(packed, call, supports), None)
         if call.contiguous and call.layout not in supports.layout:
+            layouts = ", ".join(supports.layout)
             return f"entry.call takes only contiguous {call.layout} tensors, but supports.layout is {layouts}"
         return None
 
@@ -97,6 +89,8 @@ class LayoutPart(Part):
     def made(self, word: str, words: Mapping[str, Any], conventions: Mapping[str, str]) -> torch.Tensor:  # noqa: ARG002
         """The tensor of which q, k and v, or k and v, are views."""
         q, k, v = (words[name] for name in "qkv")
+        if k.data_ptr() - q.data_ptr() != q.shape[1] * q.stride(1) * q.element_size() or v.data_ptr() < k.data_ptr():
+            raise UnsupportedCase(f"{word} is passed, but q, k and v are no views of one tensor (layout packed)")
         if word == "qkv_heads":
             return whole_of(q, k, v)
         views = (q, k, v)[3 - len(word) :]
@@ -107,6 +101,23 @@ class LayoutPart(Part):
             (batch, seq, len(views), heads, dim), (strides[0], strides[2], step, strides[1], strides[3])
         )
         return together
+
+
+def _packed_problems(word: str, call: Any, supports: Any) -> Iterator[str]:  # `catalog.variant.Call`, `Supports`
+    """What is wrong with a call that passes one tensor for several of q, k and v."""
+    if supports.layout != ("packed",):
+        layouts = ", ".join(supports.layout)
+        yield f"entry.call passes {word!r}, but supports.layout is {layouts}; write `layout: [packed]`"
+    if not supports.self_attention_only:
+        remedy = "add `self_attention_only: true` to supports"
+        yield f"entry.call passes {word!r}, and then q, k and v have one length; {remedy}"
+    if supports.grouped_heads and word == "qkv":
+        yield (
+            "entry.call passes 'qkv', [batch, seq, 3, heads, head_dim], but supports.grouped_heads is true; "
+            "pass 'qkv_heads', [batch, seq, heads + 2 kv_heads, head_dim], or drop grouped_heads"
+        )
+    if call.contiguous:
+        yield f"entry.call passes {word!r}, of which q, k and v are no contiguous parts; drop contiguous"
 
 
 def passed_within(word: str) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ SIZES = (1, 16, 64, 128, 256)  # keys of a page
 HEADS_FIRST = "hnd"
 TABLE = "block_table"
 LENGTHS = "seqlens_k"
+LARGE = 128
 SPARE = 3  # pages that no sequence has
 TAILS = (-1, 0, 2**30)  # behind the last page of a sequence, in turn
 ENTRY_BYTES = 4
@@ -40,7 +41,7 @@ class Cache(NamedTuple):
 
     page_size: int
     heads_first: bool
-    seq_k: int = 0  # of the judge's own k and v; 0 for a call that has these, and no cache
+    seq_k: int | None = None  # of the judge's own k and v; None for a call that has these, and no cache
 
 
 class _Choice(Choice):
@@ -159,6 +160,11 @@ class Pages(Part):
         varied = {preferred for of_order in orders if (preferred := _varied(of_order))}
         return tuple(claim for claim in claimed if claim not in varied)
 
+    def sized_in_turn(self, claim: Any) -> tuple[tuple[int, int, Mapping[str, Any]], ...]:  # one of `claims`
+        """Several pages and a part of one, for sizes of which other cases have one page."""
+        size = page_size(claim)
+        return ((1, 2 * size + 37, {}),) if size >= LARGE else ()
+
     def claim_words(self, claim: Any) -> str:  # one of `claims`
         """The pages that were not judged."""
         return "no pages" if claim == "none" else f"pages of {claim}"
@@ -218,17 +224,17 @@ class Pages(Part):
     def call_placed(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
         """The call with its cache, by a table of its own if that of the call cannot hold k and v."""
         cache = inputs.cache
-        if cache is None or cache.seq_k:
+        if cache is None or cache.seq_k is not None:
             return inputs
         placed = _placed(inputs, inputs.extra[TABLE])
         return placed if placed is not None else _placed(inputs, _own_table(inputs, is_shared=False))
 
     def call_dense(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
         """The call with k and v as the judge has them."""
-        if inputs.cache is None or not inputs.cache.seq_k:
+        if inputs.cache is None or inputs.cache.seq_k is None:
             return inputs
         k, v = (_gathered(tensor, inputs.extra[TABLE], inputs.cache.seq_k) for tensor in (inputs.k, inputs.v))
-        return inputs._replace(k=k, v=v, cache=inputs.cache._replace(seq_k=0))
+        return inputs._replace(k=k, v=v, cache=inputs.cache._replace(seq_k=None))
 
     def given(self, word: str, value: Any, conventions: Mapping[str, str]) -> Any:  # its only word
         """Entries that are no page's become 0 for a kernel that reads them."""

@@ -105,9 +105,9 @@ STRIDES_OF: dict[str, StrideRule] = {
 SCALED = frozenset(("zero_scale", "negative_scale"))  # with another scale than 1 / sqrt(D)
 ON_OTHER_STREAMS = frozenset(("streams", "graph_capture", "first_call_in_capture"))
 
-# Quantised caches that a property does not fit, as a part of the claim: int8 has no NaN, and heads that share a scale
-# depend on each other.
-UNFIT_CACHES = {"contained_nan": "int8", "head_independence": "_t"}
+# Quantised caches that a property does not fit, as a part of the claim: int8 has no NaN, and heads or
+# batches that share a scale depend on each other.
+UNFIT_CACHES = {"contained_nan": ("int8",), "head_independence": ("_t",), "batch_invariance": ("_t", "_h")}
 
 # Properties that merge batches with heads, which the layout bshd does not allow.
 NEEDS_BHSD = frozenset(("new_shape",))
@@ -130,8 +130,8 @@ def properties_of(variant: Variant) -> tuple[str, ...]:
 
 def _fits_cache(name: str, claim: object) -> bool:
     """Whether a property can be tested with a claimed cache."""
-    unfit = UNFIT_CACHES.get(name)
-    return unfit is None or not (str(claim).startswith(unfit) or str(claim).endswith(unfit))
+    unfit = UNFIT_CACHES.get(name, ())
+    return not (str(claim).startswith(unfit) or str(claim).endswith(unfit))
 
 
 def _plain_case(variant: Variant, name: str, dtypes: tuple[str, ...]) -> Case | None:

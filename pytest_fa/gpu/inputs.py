@@ -208,7 +208,10 @@ class Inputs(Arguments):  # what only some calls have are attributes
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors besides q, k and v by name, as a call gets them: the descales, and those of parts."""
-        pairs = (*self.q.shape[:3], self.cache.seq_k if self.cache and self.cache.seq_k else self.k.shape[2])
+        pairs = (
+            *self.q.shape[:3],
+            self.k.shape[2] if self.cache is None or self.cache.seq_k is None else self.cache.seq_k,
+        )
         given = {name: given_form(name, tensor, pairs) for name, tensor in self.extra.items()}
         return {**descale_keywords(self.descales), **given}
 

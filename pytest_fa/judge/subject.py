@@ -167,7 +167,7 @@ class PropertySubject:
         if self._last_call is None:
             return None
         inputs, output = self._last_call
-        if not all(bool(tensor.isfinite().all()) for tensor in inputs.exact()[:3]):
+        if not all(bool(tensor.isfinite().all()) for tensor in inputs.dense().exact()[:3]):
             return None
         judged = self._judge(output, inputs, inputs)
         return None if judged.check.passed else judged

@@ -57,7 +57,7 @@ def open_inputs(request: pytest.FixtureRequest, case: Case) -> Iterator[Inputs]:
             pytest.skip(reason)
         device = device_or_skip(variant)
     with device_kept(request, device):
-        yield make_inputs(case, torch.device(device), variant.conventions if variant else {})
+        yield make_inputs(case, torch.device(device), variant.conventions if variant else {}).placed()
 
 
 def judge_truth(request: pytest.FixtureRequest, case: Case, inputs: Inputs) -> Truth:

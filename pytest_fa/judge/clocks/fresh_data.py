@@ -37,6 +37,7 @@ RANGE_BYTES = 2**18  # within which offsets lie; on an H200, ranges of 8 to 512 
 MAX_OUTPUTS = 8  # that calls write in turn
 OWN_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of outputs that one call each writes
 
+USUAL_SCALE = 0.0625  # of a cache
 FILLS = 3  # of which the shortest counts
 # The longest time to publish data that is believed: work of a candidate beside it must not lengthen it much.  It is a
 # constant, and as long as a copy at the rate of a slow machine.
@@ -67,6 +68,16 @@ class Place(NamedTuple):
         return self.head_in(outs[self.slot])
 
 
+def _without_zero_scales(inputs: Inputs) -> Inputs:
+    """The call with other scales in place of zeros: a kernel may skip a head of zeros, and random numbers are none."""
+    of_numbers = {
+        name: tensor.masked_fill(tensor == 0, USUAL_SCALE)
+        for name, tensor in inputs.extra.items()
+        if parts.tensor_form(name).vector == "scale"
+    }
+    return inputs._replace(extra={**inputs.extra, **of_numbers})
+
+
 def _is_random(name: str) -> bool:
     """Whether the tensor of a name has new random numbers in each call, as all but descales and lengths."""
     return name not in DESCALES and (name not in parts.tensor_words() or parts.tensor_form(name).is_random)
@@ -95,7 +106,7 @@ class FreshData:
         self.candidate, self.gaps = candidate, Gaps()
         self._random = random.Random(secrets.randbits(128))  # noqa: S311  # seeded with what no candidate knows
         self._generator = torch.Generator(device=candidate.device)
-        self._like = inputs = inputs.placed()
+        self._like = inputs = _without_zero_scales(inputs.placed())
         tensors = memories_of(inputs)
         self._moved = {name: each for name, each in tensors.items() if _is_random(name)}  # elsewhere in each call
         self._private = [_slack_buffer(tensor) for tensor in self._moved.values()]

@@ -153,3 +153,28 @@ def test_an_unknown_cache_is_refused(variant_of: VariantOf) -> None:
     message = r"supports.cache_dtype is .*int4.*; allowed are true, false, or a list of none, e4m3_t"
     with pytest.raises(ManifestError, match=message):
         variant_of("cache_dtype: [int4_t]")
+
+
+EXCHANGED = KERNEL.replace("((k, k_scale), (v, v_scale))", "((k, v_scale), (v, k_scale))")
+
+
+def test_scales_of_k_and_v_differ(write_variant: WriteVariant, tmp_path: Path) -> None:
+    """A kernel that exchanges two scales of whole tensors is found, and named."""
+    text = f'{MANIFEST}entry: {{target: "entry:forward"}}\nsupports: {{{CLAIMS}, cache_dtype: [int8_t]}}\n'
+    folder = write_variant("mine", manifest=text, **{"entry.py": EXCHANGED})
+    variant = read_manifest(folder / "variant.yaml", tmp_path)[0]
+    result = run_case(cpu_job(variant, "b2h4s70d64-fp16-kv2-kv_int8_t-seed0", repeats=2))
+    assert result.outcome == "wrong"
+    assert result.diagnosis is not None
+    assert "k and v have each other's scales" in result.diagnosis.cause
+
+
+def test_timed_calls_have_no_head_of_zeros() -> None:
+    """Random numbers with a scale of 0 would be a head that a kernel may skip."""
+    case = parse_case("b2h4s8d8-fp16-kv2-kv_e4m3_h-seed0")
+    inputs = make_inputs(case, CPU)
+    assert float(inputs.placed().extra["k_scale"].min()) == 0
+    data = FreshData(Candidate.of_function(lambda *_, **__: None, "cpu"), case, inputs, None)  # type: ignore[arg-type]
+    series = data.series(1)
+    read = data.inputs_of(series, 1, data.outs, data.any_place(series, 1, data.outs))
+    assert bool(read.k.any())

@@ -16,7 +16,7 @@ from pytest_fa.catalog.claims import claim_cases
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.properties import STRIDES_OF, applies, case_of_property, declared_against, properties_of
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.errors import FaError, ManifestError, UsageProblem
+from pytest_fa.errors import FaError, ManifestError, UnsupportedCase, UsageProblem
 from pytest_fa.gpu.inputs import clone, make_inputs
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.clocks.fresh_data import FreshData
@@ -165,7 +165,7 @@ def test_timed_calls_move_the_one_tensor() -> None:
     ("arguments", "supports", "message"),
     [
         ("qkv", "{layout: [bshd]}", "passes 'qkv', but supports.layout is bshd; write `layout: [packed]`"),
-        ("qkv", "{layout: [packed]}", "passes 'qkv', which has one length; add `self_attention_only: true`"),
+        ("qkv", "{layout: [packed]}", "q, k and v have one length; add `self_attention_only: true`"),
         ("qkv", SUPPORTS % ", grouped_heads: true", "pass 'qkv_heads', [batch, seq, heads + 2 kv_heads, head_dim]"),
         ("kv", SUPPORTS % "", "entry.call does not pass 'q'; add it to arguments or keywords"),
     ],
@@ -183,6 +183,8 @@ def test_a_manifest_that_contradicts_it_is_refused(
     ("case", "message"),
     [
         ("b1h2s40d64-fp16-sk41-packed-seed0", "q, k and v are views of one tensor, which has one length; drop -sk"),
+        ("b2h2s40d64-fp16-var5-page16-packed-seed0", "which is no cache; drop -packed"),
+        ("b2h2s40d64-fp16-kv_e4m3_h-packed-seed0", "which is no cache; drop -packed"),
         ("b1h2s40d64-fp16-dv32-packed-seed0", "q, k and v are views of one tensor, which has one head_dim; drop -dv"),
     ],
 )
@@ -214,3 +216,11 @@ def test_the_line_of_the_failure_makes_the_function_callable(
     inputs = make_inputs(parse_case("b2h3s70d64-fp32-packed-seed0"), CPU)
     out = forward(*inputs[:3], scale=inputs.scale, causal="none")
     torch.testing.assert_close(out.double(), make_truth(inputs).out, atol=1e-5, rtol=1e-5)
+
+
+def test_tensors_that_are_not_one_are_refused(variant_of: VariantOf) -> None:
+    """A caller with q, k and v of their own gets the reason, not memory beyond q."""
+    forward = load_forward(variant_of("of_qkv"), None)
+    inputs = make_inputs(parse_case("b1h2s40d64-fp16-seed0"), CPU)
+    with pytest.raises(UnsupportedCase, match="qkv is passed, but q, k and v are no views of one tensor"):
+        forward(*inputs[:3], scale=inputs.scale, causal="none")
