@@ -255,7 +255,8 @@ class Pages(Part):
 
     def nonfinite_cause(self, inputs: CallInputs, bad_rows: torch.Tensor, *, others_are_right: bool) -> str:
         """The only mistake that reads NaN in exactly the sequences whose outputs are not finite."""
-        if (table := inputs.word(TABLE)) is None:
+        bad = bad_rows.flatten(1).any(1).tolist()
+        if (table := inputs.word(TABLE)) is None or all(bad):
             return ""
         size = PART.call_placed(inputs).k.shape[2]
         lengths = inputs.word(LENGTHS).flatten().tolist()
@@ -263,10 +264,7 @@ class Pages(Part):
         if others_are_right:
             read["the last page of each sequence is counted whole"] = [length % size > 0 for length in lengths]
             read["slots at or behind seqlens_k are read"] = [length < size * table.shape[3] for length in lengths]
-        bad = bad_rows.flatten(1).any(1).tolist()
         found = [words for words, with_nan in read.items() if with_nan == bad]
-        if all(bad):
-            return ""
         cause = found[0] if len(found) == 1 else "keys are read that no sequence has"
         return f"{cause}, so that NaN of pages or slots without a key reaches the output: {LOOK} and the lengths"
 

@@ -128,6 +128,11 @@ def tensor_form(word: str) -> PartTensor:
     return tensor_words()[word].tensors[word]
 
 
+def is_table(word: str) -> bool:
+    """Whether a word is a tensor that says where others lie, and nothing that attention is computed from."""
+    return word in tensor_words() and tensor_form(word).vector == "table"
+
+
 def conventions() -> dict[str, tuple[Part, Convention]]:
     """The keys of a manifest's `conventions`, each with its part."""
     return {key: (part, convention) for part in PARTS for key, convention in part.conventions.items()}

@@ -30,7 +30,10 @@ def adapted(
     1/sqrt(head_dim) if `call` does not pass the scale.
     """
     passes_out, passes_scale = call.passes("out"), call.passes("scale")
-    made = {word: part for word, part in parts.made_words().items() if call.passes(word)}
+    passed, made = (
+        {word: part for word, part in of.items() if call.passes(word)} for of in (parts.words(), parts.made_words())
+    )
+    in_layout = _keys_in_layout if any(parts.is_table(word) for word in passed) else _in_layout_alone
 
     def forward(
         q: torch.Tensor,
@@ -46,10 +49,10 @@ def adapted(
         if passes_out and out is None:
             out = empty_output(q, k, v, computes)
         values: dict[str, Any] = {"q": _in_layout("q", q, call)}
-        values |= {name: _keys_in_layout(name, each, call, words) for name, each in (("k", k), ("v", v))}
+        values |= {name: in_layout(name, each, call, words) for name, each in (("k", k), ("v", v))}
         values |= {"out": _in_layout("out", out, call) if passes_out else None}
         values |= {"scale": scale}
-        for word, part in parts.words().items():
+        for word, part in passed.items():
             values[word] = part.passed(word, words.get(word, part.plain_argument(word)), conventions)
         known = {**words, "q": q, "k": k, "v": v}
         values |= {word: part.made(word, known, conventions) for word, part in made.items()}
@@ -84,6 +87,11 @@ def _keys_in_layout(name: str, tensor: torch.Tensor, call: Call, words: Mapping[
     """A view of k or v in the call's layout; of a cache in pages, in that of its memory."""
     cache: torch.Tensor | None = parts.passed_cache(tensor, words)
     return _in_layout(name, tensor, call) if cache is None else cache
+
+
+def _in_layout_alone(name: str, tensor: torch.Tensor, call: Call, _: Mapping[str, Any]) -> torch.Tensor:
+    """The same for a function that gets no table, and therefore no cache."""
+    return _in_layout(name, tensor, call)
 
 
 def _in_layout(name: str, tensor: Any, call: Call) -> torch.Tensor:  # noqa: ANN401  # a tensor: out was made

@@ -233,7 +233,8 @@ class Inputs(Arguments):  # what only some calls have are attributes
         """
         of_table = {axis: each for axis, each in places.items() if axis == "batches"}
         return {
-            name: at_places(tensor, **(of_table if is_table(name) else places)) for name, tensor in self.extra.items()
+            name: at_places(tensor, **(of_table if parts.is_table(name) else places))
+            for name, tensor in self.extra.items()
         }
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
@@ -335,17 +336,12 @@ def extra_dtype(word: str, of_q: torch.dtype) -> torch.dtype:
     return torch.float32 if of_q == E4M3 else of_q
 
 
-def is_table(word: str) -> bool:
-    """Whether a part's tensor says where others lie in memory, and is nothing that attention is computed from."""
-    return parts.tensor_form(word).vector == "table"
-
-
 def given_form(word: str, tensor: torch.Tensor, pairs: tuple[int, ...]) -> torch.Tensor:
     """A part's tensor as a call gets it; `pairs` are batch, heads, seq_q and seq_k.
 
     That is [batch], [heads], [batch, columns], or [batch, heads, seq_q, seq_k] with strides of 0.
     """
-    if is_table(word):
+    if parts.is_table(word):
         return tensor.flatten(1)
     if parts.tensor_form(word).vector == "scale":
         return tensor

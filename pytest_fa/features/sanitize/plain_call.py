@@ -186,7 +186,7 @@ def _tensor_sizes(case: Case) -> dict[str, tuple[int, ...]]:
         if axes := part.axes(word, case):
             if word not in abi.TENSORS:
                 raise UnsupportedCase(f"the C interface has no field for {word!r}")
-            of_word = (*whole[:3], part.columns(word, case)) if parts.tensor_form(word).vector == "table" else whole
+            of_word = (*whole[:3], part.columns(word, case)) if parts.is_table(word) else whole
             sizes[word] = tuple(size if depends else 1 for size, depends in zip(of_word, axes, strict=True))
     return sizes
 

@@ -13,13 +13,14 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from pytest_fa.attention import parts
 from pytest_fa.attention.grouped_heads import repeated
 from pytest_fa.attention.rows import RowTruth
 from pytest_fa.catalog.own_truth import OwnTruth
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.errors import NoTruth
 from pytest_fa.features.truth.judge_side.messages import TruthAnswer, TruthQuestion, memory_of, read_tensors
-from pytest_fa.gpu.inputs import Inputs, is_table
+from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.gpu.quantised import E4M3
 from pytest_fa.judge.float32_error import Float32Error
 from pytest_fa.judge.policies import READS_SPREAD, rms
@@ -136,7 +137,7 @@ class _ExactCall:
         heads = exact.q.shape[1]
         self.q, self.k, self.v = exact.q.double(), repeated(exact.k.double(), heads), repeated(exact.v.double(), heads)
         self.scale, self.words = exact.scale, exact.words
-        self.extra = {name: tensor.double() for name, tensor in exact.extra.items() if not is_table(name)}
+        self.extra = {name: tensor.double() for name, tensor in exact.extra.items() if not parts.is_table(name)}
         self.keys = max(1, self.k.shape[2])
         self.has_finite_inputs = all(bool(tensor.isfinite().all()) for tensor in (self.q, self.k, self.v))
         self.is_e4m3 = inputs.q.dtype == E4M3
