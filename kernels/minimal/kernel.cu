@@ -35,24 +35,34 @@ struct VisibleKeys {
   int64_t begin, end;
 };
 
-// The numbers of queries and keys of a sequence.
-struct Lengths {
-  int64_t queries, keys;
+// The numbers of queries and keys of a sequence, and its first rows: others than 0 if sequences lie behind one another.
+struct Sequence {
+  int64_t queries, keys, first_query, first_key;
 
   // The key at which query `row` stands, so that the last query stands at the last key.
   __device__ __forceinline__ int64_t position(int64_t row) const { return row + keys - queries; }
 };
 
-__device__ __forceinline__ Lengths find_lengths(const FaForwardArgs& args, int64_t batch) {
-  return {args.features & FA_SEQLENS_Q ? args.seqlens_q[batch] : args.seq_q,
-          args.features & FA_SEQLENS_K ? args.seqlens_k[batch] : args.seq_k};
+template <bool IS_PLAIN>
+__device__ __forceinline__ Sequence find_sequence(const FaForwardArgs& args, int64_t batch) {
+  Sequence found = {args.features & FA_SEQLENS_Q ? args.seqlens_q[batch] : args.seq_q,
+                    args.features & FA_SEQLENS_K ? args.seqlens_k[batch] : args.seq_k, 0, 0};
+  if (!IS_PLAIN && args.features & FA_CU_SEQLENS_Q) {
+    found.first_query = args.cu_seqlens_q[batch];
+    found.queries = args.cu_seqlens_q[batch + 1] - found.first_query;
+  }
+  if (!IS_PLAIN && args.features & FA_CU_SEQLENS_K) {
+    found.first_key = args.cu_seqlens_k[batch];
+    found.keys = args.cu_seqlens_k[batch + 1] - found.first_key;
+  }
+  return found;
 }
 
 // Returns the keys that query `row` of a sequence sees.  A causal diagonal is aligned to the top-left or to the bottom-right
 // corner of S, a window to the bottom-right one.
-__device__ __forceinline__ VisibleKeys find_visible_keys(const FaForwardArgs& args, const Lengths& lengths, int64_t row) {
-  const int64_t position = lengths.position(row);
-  VisibleKeys keys = {0, lengths.keys};
+__device__ __forceinline__ VisibleKeys find_visible_keys(const FaForwardArgs& args, const Sequence& sequence, int64_t row) {
+  const int64_t position = sequence.position(row);
+  VisibleKeys keys = {0, sequence.keys};
   if (args.causal != FA_CAUSAL_NONE) keys.end = min(keys.end, (args.causal == FA_CAUSAL_TOP_LEFT ? row : position) + 1);
   if (args.features & FA_WINDOW_LEFT) keys.begin = max(keys.begin, position - args.window_left);
   if (args.features & FA_WINDOW_RIGHT) keys.end = min(keys.end, position + args.window_right + 1);
@@ -61,14 +71,14 @@ __device__ __forceinline__ VisibleKeys find_visible_keys(const FaForwardArgs& ar
 
 // Returns the score of a key with everything that changes scores, in their order; -inf hides the key.
 template <typename T>
-__device__ __forceinline__ float change_score(const FaForwardArgs& args, const Lengths& lengths, float s, int64_t batch,
+__device__ __forceinline__ float change_score(const FaForwardArgs& args, const Sequence& sequence, float s, int64_t batch,
                                               int64_t head, int64_t row, int64_t key) {
   const auto offset = [=](const FaStrides& stride) {
     return batch * stride.batch + head * stride.head + row * stride.seq + key * stride.dim;
   };
   if (args.features & FA_SOFTCAP) s = args.softcap * tanhf(s / args.softcap);
   if (args.features & FA_BIAS) s += to_float(static_cast<const T*>(args.bias)[offset(args.bias_stride)]);
-  if (args.features & FA_ALIBI) s -= args.alibi_slopes[head] * fabsf(static_cast<float>(key - lengths.position(row)));
+  if (args.features & FA_ALIBI) s -= args.alibi_slopes[head] * fabsf(static_cast<float>(key - sequence.position(row)));
   if (args.features & FA_MASK && !args.mask[offset(args.mask_stride)]) s = -CUDART_INF_F;
   return s;
 }
@@ -81,14 +91,14 @@ struct Place {
 };
 
 template <bool IS_PLAIN>
-__device__ __forceinline__ Place find_key(const FaForwardArgs& args, int64_t batch, int64_t key) {
-  if (IS_PLAIN || !(args.features & FA_BLOCK_TABLE)) return {batch, key};
+__device__ __forceinline__ Place find_key(const FaForwardArgs& args, const Sequence& sequence, int64_t batch, int64_t key) {
+  if (IS_PLAIN || !(args.features & FA_BLOCK_TABLE)) return {batch, sequence.first_key + key};
   const uint32_t page_size = args.page_size, page = uint32_t(key) / page_size;
   return {args.block_table[batch * args.block_table_stride + page], uint32_t(key) - page * page_size};
 }
 
 // A block computes HEAD_DIM columns of the output.  The last one for a row ends at the last column, so that two blocks may
-// write the same results.  With IS_PLAIN, change_score changes nothing, V has HEAD_DIM columns, too, and there are no pages.
+// write the same results.  With IS_PLAIN, change_score changes nothing, V has HEAD_DIM columns, too, and there are neither pages nor starts.
 template <typename T, int HEAD_DIM, bool IS_PLAIN>
 __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardArgs args) {
   const int64_t row_of_all_heads = int64_t(blockIdx.x) * BLOCK_THREADS + threadIdx.x;
@@ -97,14 +107,15 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   const int64_t head = row_of_all_heads / args.seq_q % args.heads;
   const int64_t batch = row_of_all_heads / args.seq_q / args.heads;
   const int64_t kv_head = head / (args.heads / args.kv_heads);
-  const Lengths lengths = find_lengths(args, batch);
-  if (row >= lengths.queries) return;  // padding
+  const Sequence sequence = find_sequence<IS_PLAIN>(args, batch);
+  if (row >= sequence.queries) return;  // padding
+  const int64_t row_in_memory = sequence.first_query + row;
   const int64_t column = IS_PLAIN ? 0 : min(int64_t(blockIdx.y) * HEAD_DIM, args.head_dim_v - HEAD_DIM);  // the first one
-  const T* q_gmem = static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head + row * args.q_stride.seq;
+  const T* q_gmem = static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head + row_in_memory * args.q_stride.seq;
   const T* k_gmem = static_cast<const T*>(args.k) + kv_head * args.k_stride.head;
   const T* v_gmem = static_cast<const T*>(args.v) + kv_head * args.v_stride.head + column * args.v_stride.dim;
-  T* out_gmem = static_cast<T*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head + row * args.out_stride.seq +
-                column * args.out_stride.dim;
+  T* out_gmem = static_cast<T*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head +
+                row_in_memory * args.out_stride.seq + column * args.out_stride.dim;
 
   // Load Q, scaled for exp2: exp(x) = 2^(x log2 e).  What changes scores comes between the scale and log2 e.
   const float q_scale = IS_PLAIN ? args.scale * CUDART_L2E_F : args.scale;
@@ -118,15 +129,15 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   float m = fmaxf(sink, -FLT_MAX);  // running row max, in log2; never -inf, so that S - m is not NaN for a hidden key
   float l = exp2f(sink - m);        // running row sum
 
-  const VisibleKeys keys = find_visible_keys(args, lengths, row);
+  const VisibleKeys keys = find_visible_keys(args, sequence, row);
   for (int64_t key = keys.begin; key < keys.end; ++key) {
     // S = Q K^T
     float s = 0.0f;
-    const Place place = find_key<IS_PLAIN>(args, batch, key);
+    const Place place = find_key<IS_PLAIN>(args, sequence, batch, key);
     const T* k = k_gmem + place.offset(args.k_stride);
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; ++d) s += q[d] * to_float(k[d * args.k_stride.dim]);
-    if (!IS_PLAIN) s = change_score<T>(args, lengths, s, batch, head, row, key) * CUDART_L2E_F;
+    if (!IS_PLAIN) s = change_score<T>(args, sequence, s, batch, head, row, key) * CUDART_L2E_F;
 
     // row max
     const float m_new = fmaxf(m, s);
@@ -149,7 +160,9 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   const float inverse_l = l == 0.0f ? 0.0f : 1.0f / l;
 #pragma unroll
   for (int d = 0; d < HEAD_DIM; ++d) from_float(&out_gmem[d * args.out_stride.dim], o[d] * inverse_l);
-  if (args.lse != nullptr) args.lse[row_of_all_heads] = l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * CUDART_LN2_F;
+  const bool has_starts = !IS_PLAIN && args.features & FA_CU_SEQLENS_Q;
+  const int64_t row_of_lse = has_starts ? head * args.rows_q + row_in_memory : row_of_all_heads;
+  if (args.lse != nullptr) args.lse[row_of_lse] = l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * CUDART_LN2_F;
 }
 
 template <typename T, int HEAD_DIM>
@@ -164,7 +177,8 @@ int launch(const FaForwardArgs& args, cudaStream_t stream) {
     return fa_refuse(&args, "head_dim_v is %lld, it must be %d or more", static_cast<long long>(args.head_dim_v), HEAD_DIM);
   }
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>((args.head_dim_v + HEAD_DIM - 1) / HEAD_DIM));
-  const bool is_plain = !(args.features & (FA_SOFTCAP | FA_BIAS | FA_ALIBI | FA_MASK | FA_HEAD_DIM_V | FA_BLOCK_TABLE));
+  const bool is_plain = !(args.features & (FA_SOFTCAP | FA_BIAS | FA_ALIBI | FA_MASK | FA_HEAD_DIM_V | FA_BLOCK_TABLE |
+                                          FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K));
   const auto kernel = is_plain ? minimal_kernel<T, HEAD_DIM, true> : minimal_kernel<T, HEAD_DIM, false>;
   kernel<<<grid, BLOCK_THREADS, 0, stream>>>(args);
   return static_cast<int>(cudaPeekAtLastError());
@@ -172,7 +186,7 @@ int launch(const FaForwardArgs& args, cudaStream_t stream) {
 
 FA_EXPORT int fa_forward(const FaForwardArgs* caller_args, cudaStream_t stream) {
   const uint32_t windows = FA_WINDOW_LEFT | FA_WINDOW_RIGHT, scores = FA_SOFTCAP | FA_BIAS | FA_ALIBI | FA_MASK;
-  const uint32_t lengths = FA_SEQLENS_Q | FA_SEQLENS_K | FA_BLOCK_TABLE;
+  const uint32_t lengths = FA_SEQLENS_Q | FA_SEQLENS_K | FA_BLOCK_TABLE | FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K;
   if (int status = fa_check_features(caller_args, windows | scores | lengths | FA_SINK | FA_HEAD_DIM_V)) return status;
   const FaForwardArgs args = fa_copy_args(caller_args);  // the caller's struct may end before its features
 #define LAUNCH_IF(DTYPE, HEAD_DIM) \

@@ -7,6 +7,8 @@ expect:  correct everywhere; slow, because every tile operation is a torch call
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 BLOCK_M = 128  # queries per tile
@@ -46,7 +48,17 @@ def gathered(
     return cache[block_table.clamp(0, cache.shape[0] - 1)].transpose(1, 2).flatten(2, 3)
 
 
-def forward(  # noqa: C901, PLR0913  # an argument and a condition for each part of attention
+def padded(
+    rows: torch.Tensor,  # [1, heads, rows, dim], sequences behind one another
+    starts: torch.Tensor,  # [batch + 1]
+    longest: int,
+) -> torch.Tensor:
+    """Return `longest` rows of each sequence, [batch, heads, longest, dim]; behind its own there are others."""
+    numbers = starts[:-1, None] + torch.arange(longest, device=rows.device)  # [batch, longest]
+    return rows[0][:, numbers.clamp_max(rows.shape[2] - 1)].transpose(0, 1)
+
+
+def attention(  # noqa: C901, PLR0913  # an argument and a condition for each part of attention
     q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
     v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim_v]
@@ -68,7 +80,7 @@ def forward(  # noqa: C901, PLR0913  # an argument and a condition for each part
     k_scale: torch.Tensor | None = None,  # [1], [kv_heads] or [batch, kv_heads, seq_k] fp32, of e4m3 or int8 numbers
     v_scale: torch.Tensor | None = None,  # the same of v; with pages [pages, kv_heads, page_size]
 ) -> torch.Tensor:
-    """Return the attention output, [batch, heads, seq_q, head_dim_v]; write it into `out` if that is given.
+    """Return attention, [batch, heads, seq_q, head_dim_v]; write it into `out` if that is given.
 
     If `lse` is given, write log(sum(exp(score))) of each row into it; a sink is part of the sum.  Under a window,
     and for ALiBi, the last query of a sequence stands at its last key.
@@ -137,4 +149,37 @@ def forward(  # noqa: C901, PLR0913  # an argument and a condition for each part
         block.copy_(o if seqlens_q is None else torch.where(rows < queries, o, block))
         if lse is not None:  # -inf + log(0) = -inf in a row that sees no key
             lse[:, :, start_m : start_m + BLOCK_M] = (m + torch.log(l))[..., 0]
+    return out
+
+
+def forward(  # noqa: PLR0913  # four arguments for sequences behind one another
+    q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
+    k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
+    v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim_v]
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,  # [batch + 1] int32: q and out are [1, heads, rows, dim], and
+    cu_seqlens_k: torch.Tensor | None = None,  # sequence b has its rows from [b] to [b + 1]; the same of k and v
+    max_seqlen_q: int = 0,  # at least the longest sequence
+    max_seqlen_k: int = 0,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    **words: Any,  # noqa: ANN401  # of several types
+) -> torch.Tensor:
+    """Return the output of `attention`, also for sequences behind one another; `words` are its other arguments."""
+    if cu_seqlens_q is None:
+        return attention(q, k, v, out=out, lse=lse, **words)
+    of_queries = cu_seqlens_q.diff()
+    words["seqlens_q"] = of_queries
+    if cu_seqlens_k is not None:
+        k, v = (padded(each, cu_seqlens_k, max_seqlen_k) for each in (k, v))
+        words["seqlens_k"] = cu_seqlens_k.diff()
+    out = q.new_empty((*q.shape[:3], v.shape[3])) if out is None else out
+    queries = padded(q, cu_seqlens_q, max_seqlen_q)
+    rows_of = None if lse is None else queries.new_empty(queries.shape[:3], dtype=torch.float32)
+    result = attention(queries, k, v, lse=rows_of, **words)
+    is_own = torch.arange(max_seqlen_q, device=q.device) < of_queries[:, None]  # [batch, max_seqlen_q]
+    count = int(cu_seqlens_q[-1])
+    out[0, :, :count] = result.transpose(0, 1)[:, is_own]
+    if lse is not None and rows_of is not None:
+        lse[0, :, :count] = rows_of.transpose(0, 1)[:, is_own]
     return out

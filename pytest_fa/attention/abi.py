@@ -60,6 +60,9 @@ FIELDS: tuple[tuple[str, FieldKind], ...] = (
     ("block_table", "pointer"),
     ("block_table_stride", "int64"),
     ("page_size", "int64"),
+    ("cu_seqlens_q", "pointer"),
+    ("cu_seqlens_k", "pointer"),
+    ("rows_q", "int64"),
 )
 # The bits of `features`, of the fields that a kernel reads only if the bit is set: `FaFeature`.
 FEATURES = {
@@ -74,8 +77,10 @@ FEATURES = {
     "seqlens_q": 256,
     "seqlens_k": 512,
     "block_table": 1024,
+    "cu_seqlens_q": 4096,
+    "cu_seqlens_k": 8192,
 }
-# The words that are tensors of parts, each with its field, in the order in which the binding takes them.
+# The words that are tensors of parts, each with its field.
 TENSORS = {
     "sink": "sink",
     "alibi_slopes": "alibi_slopes",
@@ -83,7 +88,13 @@ TENSORS = {
     "attn_mask": "mask",
     "seqlens_q": "seqlens_q",
     "seqlens_k": "seqlens_k",
+    "cu_seqlens_q": "cu_seqlens_q",
+    "cu_seqlens_k": "cu_seqlens_k",
     "block_table": "block_table",
 }
+# The words that are numbers and have a field of another name.
+NUMBERS = {"max_seqlen_q": "seq_q", "max_seqlen_k": "seq_k"}
+# The last arguments of the binding, in its order: what only some calls have.
+FURTHER = (*(word for word in TENSORS if word != "block_table"), *NUMBERS, "block_table")
 # The fields whose values have a code.
 CODES = {"dtype": DTYPE_CODES, "causal": CAUSAL_CODES, "out_dtype": DTYPE_CODES}

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 AxisOrder = Literal["bhsd", "bshd"]
-Layout = Literal[AxisOrder, "packed"]
+CallLayout = Literal[AxisOrder, "thd"]
+Layout = Literal[CallLayout, "packed"]
 SELF_ATTENTION = "q, k and v are views of one tensor"
 
 
@@ -22,18 +23,19 @@ class LayoutPart(Part):
     """[batch, heads, seq, head_dim], or the heads after the sequence; the strides of a call say which.
 
     `packed` is one tensor [batch, seq, heads + 2 kv_heads, head_dim], as a fused projection writes it, of which q, k
-    and v are views.  The output is [batch, seq, heads, head_dim].
+    and v are views.  The output is [batch, seq, heads, head_dim].  Of `thd`, see `thd.py`.
     """
 
     name = "layout"
     summary = "the order of the axes in memory"
-    tokens = (Choice("layout", (("bshd", "bshd"), ("packed", "packed")), "bhsd"),)
+    tokens = (Choice("layout", (("bshd", "bshd"), ("packed", "packed"), ("thd", "thd")), "bhsd"),)
     rows = (
         ("`-bshd`", "memory layout [batch, seq, heads, head_dim]"),
         ("`-packed`", "q, k and v are views of one tensor [batch, seq, heads + 2 kv_heads, head_dim]"),
+        ("`-thd`", "sequences behind one another, [rows, heads, head_dim] in memory, with `cu_seqlens`"),
     )
     supports = "layout"
-    claims = ("bhsd", "bshd", "packed")
+    claims = ("bhsd", "bshd", "packed", "thd")
     made_words = {
         "qkv": ("qkv", "packed_qkv", "qkv_packed"),
         "qkv_heads": (),

@@ -19,8 +19,8 @@ class UnjudgedKind(NamedTuple):
     """One thing that is not judged.
 
     `subject` ends with its verb.  `names` is the pattern of the manifest's keys and values, and of parameters.  `off`
-    has the values that switch it off as an argument: those of parameters whose name matches a pattern.  Without any, an
-    adapter is needed.  `is_one_function` says whether one function of q, k and v computes it.
+    has the values that switch it off as an argument: those of parameters whose name matches a pattern.
+    `is_one_function` says whether one function of q, k and v computes it.
     """
 
     subject: str
@@ -43,12 +43,10 @@ class UnjudgedKind(NamedTuple):
         return re.fullmatch(self.names, name.lower().replace("-", "_")) is not None
 
     def advice_for(self, parameter: str, line: str) -> str:
-        """The answer to a parameter in `entry.call`: what to write, with `{}` for the value, or where an adapter is."""
+        """The answer to a parameter in `entry.call`: what to write, with `{}` for the value."""
         off = self.value_for(parameter)
         value = written(off[0]) if off else None
-        if value is None:
-            return f"{self}: drop `call`, and the run prints the adapter's lines"
-        return f"{self}: write {line.format(value)}"
+        return str(self) if value is None else f"{self}: write {line.format(value)}"
 
     def value_for(self, parameter: str) -> tuple[Off, ...]:
         """The value that switches it off if a parameter gets it; empty if no value does."""
@@ -123,20 +121,10 @@ _ROWS = {
         r"head_dim_?(v|vo|value)|d_v|v_head_dim|head_size_v|d_vo",
         "judge the kernel with equal ones: `head_dim: [D]`",
     ),
-    "varlen": UnjudgedKind(
-        "a tensor of sequences one behind the other is",
-        r"cu_?seq_?lens?(_?(q|k|kv))?|max_?seq_?lens?(_?(q|k|kv))?|((qo|kv)_)?indptr|var_?len|jagged|thd|packed_varlen",
-        "judge the kernel with equal lengths, through an adapter",
-    ),
-    "paged": UnjudgedKind(
-        "a paged cache of keys and values is",
-        r"(block|page)_tables?|page_size|paged(_?kv)?(_cache)?|(k|v|kv|key|value)_?cache|kv_indices",
-        "judge the kernel with pages in order, through an adapter",
-    ),
-    "packed": UnjudgedKind(
-        "one tensor with Q, K and V is",
-        r"(packed_)?q?kv(_?packed)?|sb3hd|bs3hd|bsh3d",
-        "judge the kernel through an adapter that packs them",
+    "packed_varlen": UnjudgedKind(
+        "one tensor with Q, K and V of sequences one behind the other is",
+        r"cu_?seq_?lens?|max_?seq_?lens?|indptr|jagged|(packed_)?var_?len",
+        "hand over q, k and v with `layout: thd`",
     ),
     "backward": UnjudgedKind(
         "the backward pass is",

@@ -18,7 +18,7 @@ from pytest_fa.attention.dtypes import ELEMENT_BYTES
 from pytest_fa.attention.mistake import Mistake, Positions
 from pytest_fa.attention.part import CacheShape, CallInputs, Convention, Part, PartTensor, Shape
 from pytest_fa.attention.ragged import PART as RAGGED
-from pytest_fa.attention.ragged import with_lengths
+from pytest_fa.attention.ragged import sequences_with_nan, with_lengths
 from pytest_fa.attention.token import Choice
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ class Pages(Part):
             return ""
         size = PART.call_placed(inputs).k.shape[2]
         lengths = inputs.word(LENGTHS).flatten().tolist()
-        read = {words: _sequences_with_nan(change(inputs)) for words, change in _MISREADINGS.items()}
+        read = {words: sequences_with_nan(change(inputs)) for words, change in _MISREADINGS.items()}
         if others_are_right:
             read["the last page of each sequence is counted whole"] = [length % size > 0 for length in lengths]
             read["slots at or behind seqlens_k are read"] = [length < size * table.shape[3] for length in lengths]
@@ -448,15 +448,6 @@ def _axes_taken_otherwise(cache: torch.Tensor) -> torch.Tensor:
     _, heads, size, dim = cache.shape
     of_head, of_key = (size * dim, dim) if cache.stride(1) < cache.stride(2) else (dim, heads * dim)
     return cache.as_strided(cache.shape, (heads * size * dim, of_head, of_key, 1), cache.storage_offset())
-
-
-def _sequences_with_nan(inputs: Any) -> list[bool]:  # of `gpu.inputs.Inputs`
-    """Whether each sequence has NaN among its keys or values."""
-    lengths = inputs.extra[LENGTHS].flatten().tolist()
-    return [
-        any(bool(tensor[batch, :, :length].isnan().any()) for tensor in (inputs.k, inputs.v))
-        for batch, length in enumerate(lengths)
-    ]
 
 
 _MISREADINGS = {

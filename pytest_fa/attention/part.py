@@ -112,11 +112,11 @@ class PartTensor(NamedTuple):
     The judge keeps it as [batch or 1, heads or 1, seq_q or 1, seq_k or 1], dense; it is 1 long along the axes on which
     it does not depend.  A call gets it with all four axes, with a stride of 0 where it does not depend on one; or as a
     vector along one axis.  A `table` is kept as [batch, 1, 1, columns], and a call gets [batch, columns].
-    A `scale` is made by `call_placed`, as the call gets it.
+    A `scale` or `starts` is made by `call_placed`, as the call gets it.
     """
 
     dtype: str  # float32, int32, bool, or `q`: the dtype of q, and float32 if that is e4m3
-    vector: Literal["", "batch", "heads", "table", "scale"] = ""  # the axis of a vector, or see above
+    vector: Literal["", "batch", "heads", "table", "scale", "starts"] = ""  # the axis of a vector, or see above
     is_random: bool = True  # whether `fill` draws it; else `fixed` says what a case has
 
     @property
@@ -433,6 +433,10 @@ class Part:
     def call_dense(self, inputs: Any) -> Any:
         """The inverse of `call_placed`."""
         return inputs
+
+    def output_dense(self, inputs: Any, output: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """The output of a placed call, [batch, heads, seq_q] or with a further axis."""
+        return output
 
     def call_fitted(self, inputs: Any) -> Any:
         """A call that was given other numbers of queries and keys, with tensors of this part that fit them."""

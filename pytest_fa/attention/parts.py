@@ -26,6 +26,7 @@ from pytest_fa.attention import (
     sink,
     softcap,
     splits,
+    thd,
     window,
 )
 from pytest_fa.attention.mistake import ChangeScores, Hide, Mistake, Positions
@@ -56,6 +57,7 @@ PARTS: list[Part] = [
     mask.PART,
     sink.PART,
     layout.PART,
+    thd.PART,
     scores.PART,
     e4m3.PART,
     lse.PART,
@@ -177,6 +179,13 @@ def of_head(word: str, tensor: Any, batch: int, kv_head: int, cache: Any) -> Any
 def cache_of(case: Any) -> CacheShape | None:  # `catalog.case.Case`
     """The cache in which a case has k and v; None if it has none."""
     return next(filter(None, (part.cache_of(case) for part in PARTS)), None)
+
+
+def dense_output(inputs: Any, output: Any) -> Any:  # `gpu.inputs.Inputs` and tensors
+    """An output of a placed call as [batch, heads, seq_q] or with a further axis."""
+    for part in reversed(PARTS):
+        output = part.output_dense(inputs, output)
+    return output
 
 
 def fitted(inputs: OfCall) -> OfCall:

@@ -27,6 +27,7 @@ EDGES = (LONGEST, 0, 1, 63, 64, 65, 127, 128, 129)
 # sequences have the longest length.  With `SPREAD`, lengths fall evenly from the longest one, as in a server's batch.
 SPREAD = -1
 STEPS = {1: (0, 4), 2: (7, 5), 3: (2, 8), 4: (0, SPREAD), 5: (0, 0)}
+OF_QUERIES = tuple(pattern for pattern, (of_queries, _) in STEPS.items() if of_queries)
 SEQUENCES = 4  # of a small case
 LENGTH_BYTES = 4
 # The claims for which a call has each of the tensors.
@@ -174,7 +175,9 @@ class Ragged(Part):
         return words.get(claim, "sequences of one length")
 
     def call_problem(self, call: Any, supports: Any) -> str | None:  # `catalog.variant.Call`, `Supports`
-        """A call passes the lengths that are claimed."""
+        """A call passes the lengths that are claimed; `thd.py` says what is wrong with one of starts."""
+        if call.layout == "thd" and supports.layout != ("thd",):
+            return None
         for word in self._words_for(supports):
             if not call.passes(word):
                 claimed = self.shown_claims(supports)
@@ -186,9 +189,13 @@ class Ragged(Part):
         return self._words_for(variant.supports)
 
     def _words_for(self, supports: Any) -> tuple[str, ...]:  # `catalog.variant.Supports`
-        """The tensors that calls of a variant may have."""
+        """The tensors that calls of a variant may have: none of them where starts of sequences say the same."""
         supported = set(self.supported(supports))
-        return tuple(word for word, claims in NEEDED_FOR.items() if supported & set(claims))
+        words = tuple(word for word, claims in NEEDED_FOR.items() if supported & set(claims))
+        if supports.layout != ("thd",):
+            return words
+        has_cache = supports.values_of("pages", ("none",)) != ("none",)
+        return tuple(word for word in words if word == "seqlens_k" and has_cache)
 
     def convention_problem(self, key: str, variant: Any) -> str | None:  # `catalog.variant.Variant`
         """Only lengths of queries leave rows of the output."""
@@ -211,6 +218,11 @@ class Ragged(Part):
     def axes(self, word: str, case: Shape) -> tuple[bool, bool, bool, bool] | None:
         """A length for each sequence."""
         return (True, False, False, False) if self.claimed_by(case) in NEEDED_FOR[word] else None
+
+    def is_passed(self, word: str, case: Shape) -> bool:
+        """Starts of sequences say the same."""
+        has_starts = case.value_of("layout") == "thd" and (word == "seqlens_q" or case.value_of("pages") == "none")
+        return super().is_passed(word, case) and not has_starts
 
     def fixed(self, word: str, case: Shape) -> list[int]:
         """The lengths."""
@@ -302,6 +314,15 @@ def with_lengths(inputs: Any, lengths: Mapping[str, torch.Tensor]) -> Any:  # `g
     """The call with other lengths, [batch, 1, 1, 1] int32 by word.  What was padding before is 0."""
     meant = _with_padding(inputs, 0.0)
     return _with_padding(meant._replace(extra={**meant.extra, **lengths}), math.nan)
+
+
+def sequences_with_nan(inputs: Any) -> list[bool]:  # of `gpu.inputs.Inputs`
+    """Whether each sequence has NaN among its keys or values."""
+    lengths = inputs.extra["seqlens_k"].flatten().tolist()
+    return [
+        any(bool(tensor[batch, :, :length].isnan().any()) for tensor in (inputs.k, inputs.v))
+        for batch, length in enumerate(lengths)
+    ]
 
 
 def _merges_as_first(lengths: torch.Tensor) -> Iterator[Mistake]:

@@ -117,7 +117,7 @@ class Arguments {
   const TVMFFIAny *next_, *end_;
 };
 
-constexpr int DESCALES = 3, TENSORS = 7;  // the arguments for descales, and those that ReadTensors reads
+constexpr int DESCALES = 3, FURTHER = 11;  // the arguments for descales, and those that ReadFurther reads
 
 void* Data(const DLTensor& tensor) { return static_cast<char*>(tensor.data) + tensor.byte_offset; }
 
@@ -203,14 +203,22 @@ float* Floats(const DLTensor& tensor, const char* name, const int64_t (&shape)[A
   return static_cast<float*>(Data(tensor));
 }
 
-// The address of the lengths of the sequences, [batch].
-const int32_t* Lengths(const DLTensor& tensor, const char* name, int64_t batch, const DLTensor& q) {
+// The address of the lengths of the sequences, [batch], or of their starts.
+const int32_t* Lengths(const DLTensor& tensor, const char* name, int64_t count, const DLTensor& q) {
   CheckTensor(tensor, name, 1, q);
-  CheckShape(tensor, name, {batch});
+  CheckShape(tensor, name, {count});
   FA_REQUIRE(tensor.dtype.code == kDLInt && tensor.dtype.bits == 32, TypeError,
              "%s must be int32, got DLPack type code %d with %d bits", name, tensor.dtype.code, tensor.dtype.bits);
   FA_REQUIRE(IsContiguous(tensor), ValueError, "%s must be contiguous", name);
   return static_cast<const int32_t*>(Data(tensor));
+}
+
+// The starts of sequences behind one another, [batch + 1].  Returns the number of sequences.
+int64_t TakeStarts(const DLTensor& tensor, const char* name, const int32_t*& starts, const DLTensor& q) {
+  CheckTensor(tensor, name, 1, q);
+  FA_REQUIRE(tensor.shape[0] >= 2, ValueError, "%s is %s: it must be [batch + 1]", name, Shape(tensor).chars);
+  starts = Lengths(tensor, name, tensor.shape[0], q);
+  return tensor.shape[0] - 1;
 }
 
 // The address of a descale, [batch, heads].
@@ -315,8 +323,37 @@ void CheckPairs(const DLTensor& tensor, const char* name, const FaForwardArgs& a
   CheckShape(tensor, name, {args.batch, args.heads, args.seq_q, has_pages ? tensor.shape[3] : args.seq_k});
 }
 
-// Reads the tensors of a call besides q, k, v and their descales, each of which is None if the call lacks it.
-void ReadTensors(Arguments& arguments, FaForwardArgs& args, const DLTensor& q) {
+// Reads the starts of sequences behind one another, and the longest numbers of rows.  A q or k without a cache has one batch then.
+void TakeSequences(const DLTensor* of_queries, const DLTensor* of_keys, Arguments& arguments, FaForwardArgs& args, const DLTensor& q,
+                   const DLTensor& k) {
+  if (of_queries == nullptr) {
+    FA_REQUIRE(of_keys == nullptr, ValueError, "cu_seqlens_k needs cu_seqlens_q");
+    FA_REQUIRE(arguments.SkipNone() && arguments.SkipNone(), ValueError, "max_seqlen_q and max_seqlen_k need cu_seqlens_q");
+    return;
+  }
+  FA_REQUIRE(args.batch == 1, ValueError, "q is %s: with cu_seqlens_q, axis 0 must be 1", Shape(q).chars);
+  args.features |= FA_CU_SEQLENS_Q;
+  args.batch = TakeStarts(*of_queries, "cu_seqlens_q", args.cu_seqlens_q, q);
+  args.rows_q = args.seq_q;
+  args.seq_q = arguments.Integer("max_seqlen_q");
+  FA_REQUIRE(args.seq_q > 0, ValueError, "max_seqlen_q is %lld, it must be at least 1", static_cast<long long>(args.seq_q));
+  args.q_stride.batch = args.out_stride.batch = 0;
+  if (of_keys == nullptr) {
+    FA_REQUIRE(arguments.SkipNone(), ValueError, "max_seqlen_k needs cu_seqlens_k");
+    return;
+  }
+  FA_REQUIRE(k.shape[0] == 1, ValueError, "k is %s: with cu_seqlens_k, axis 0 must be 1", Shape(k).chars);
+  args.features |= FA_CU_SEQLENS_K;
+  const int64_t sequences = TakeStarts(*of_keys, "cu_seqlens_k", args.cu_seqlens_k, q);
+  FA_REQUIRE(sequences == args.batch, ValueError, "cu_seqlens_k has %lld sequences, cu_seqlens_q has %lld",
+             static_cast<long long>(sequences), static_cast<long long>(args.batch));
+  args.seq_k = arguments.Integer("max_seqlen_k");
+  FA_REQUIRE(args.seq_k >= 0, ValueError, "max_seqlen_k is %lld, it must be at least 0", static_cast<long long>(args.seq_k));
+  args.k_stride.batch = args.v_stride.batch = 0;
+}
+
+// Reads what only some calls have besides numbers that change scores, each of which is None if the call lacks it.
+void ReadFurther(Arguments& arguments, FaForwardArgs& args, const DLTensor& q, const DLTensor& k) {
   const bool has_pages = arguments.EndsWithTensor();
   if (const DLTensor* sink = arguments.TensorOrNone("sink")) {
     args.features |= FA_SINK;
@@ -345,13 +382,20 @@ void ReadTensors(Arguments& arguments, FaForwardArgs& args, const DLTensor& q) {
     args.mask = static_cast<const uint8_t*>(Data(*mask));
     args.mask_stride = PairStrides(*mask);
   }
-  if (const DLTensor* lengths = arguments.TensorOrNone("seqlens_q")) {
+  const DLTensor *of_queries = arguments.TensorOrNone("seqlens_q"), *of_keys = arguments.TensorOrNone("seqlens_k");
+  const DLTensor *starts_q = arguments.TensorOrNone("cu_seqlens_q"), *starts_k = arguments.TensorOrNone("cu_seqlens_k");
+  TakeSequences(starts_q, starts_k, arguments, args, q, k);
+  FA_REQUIRE(starts_q == nullptr || !(args.features & (FA_BIAS | FA_MASK)), ValueError,
+             "a bias or a mask has batches, but the sequences lie behind one another (cu_seqlens_q)");
+  FA_REQUIRE(starts_q == nullptr || of_queries == nullptr, ValueError, "both seqlens_q and cu_seqlens_q are passed; pass one");
+  FA_REQUIRE(starts_k == nullptr || of_keys == nullptr, ValueError, "both seqlens_k and cu_seqlens_k are passed; pass one");
+  if (of_queries != nullptr) {
     args.features |= FA_SEQLENS_Q;
-    args.seqlens_q = Lengths(*lengths, "seqlens_q", args.batch, q);
+    args.seqlens_q = Lengths(*of_queries, "seqlens_q", args.batch, q);
   }
-  if (const DLTensor* lengths = arguments.TensorOrNone("seqlens_k")) {
+  if (of_keys != nullptr) {
     args.features |= FA_SEQLENS_K;
-    args.seqlens_k = Lengths(*lengths, "seqlens_k", args.batch, q);
+    args.seqlens_k = Lengths(*of_keys, "seqlens_k", args.batch, q);
   }
   if (const DLTensor* table = arguments.TensorOrNone("block_table")) TakeTable(*table, args, q);
 }
@@ -375,8 +419,8 @@ void ReadFeatures(Arguments& arguments, FaForwardArgs& args, const DLTensor& q, 
   FA_REQUIRE(!(args.features & (FA_WINDOW_LEFT | FA_WINDOW_RIGHT)) || args.causal == FA_CAUSAL_NONE, ValueError,
              "causal is %s beside a window; leave it out: window_right=0 hides the keys after a query",
              args.causal == FA_CAUSAL_TOP_LEFT ? "top_left" : "bottom_right");
-  if (!arguments.IsAtEnd()) ReadTensors(arguments, args, q);
-  FA_REQUIRE(k.shape[0] == args.batch || args.features & FA_BLOCK_TABLE, ValueError, "k has %lld batches, q has %lld",
+  if (!arguments.IsAtEnd()) ReadFurther(arguments, args, q, k);
+  FA_REQUIRE(k.shape[0] == args.batch || args.features & (FA_BLOCK_TABLE | FA_CU_SEQLENS_K), ValueError, "k has %lld batches, q has %lld",
              static_cast<long long>(k.shape[0]), static_cast<long long>(args.batch));
   args.struct_size = args.features == 0 ? FA_PLAIN_SIZE : sizeof(FaForwardArgs);
 }
@@ -456,11 +500,11 @@ int64_t WorkspaceBytes(Arguments arguments) {
 }  // namespace
 
 // Exports a function under the name by which tvm-ffi finds it.  COUNT is the number of its arguments without those of
-// ReadTensors.  The statement sets `result`.
+// ReadFurther.  The statement sets `result`.
 #define FA_EXPORT_FFI(NAME, COUNT, STATEMENT)                                                                     \
   FA_EXPORT int __tvm_ffi_##NAME(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny* result) {              \
     try {                                                                                                         \
-      Arguments arguments(values, count, COUNT, TENSORS);                                                         \
+      Arguments arguments(values, count, COUNT, FURTHER);                                                         \
       STATEMENT;                                                                                                  \
     } catch (const Error& error) {                                                                                \
       return Raise(error);                                                                                        \

@@ -17,7 +17,7 @@ from pytest_fa.catalog.variant import Argument, Call, Constant
 from pytest_fa.errors import ENTRY, UnsupportedCase, WrongResult
 from pytest_fa.gpu.inputs import empty_output, empty_rows
 
-DIMENSIONS = 4
+DIMENSIONS = {3: "three", 4: "four"}  # of q, k, v and the output: in `thd`, and in other layouts
 
 
 def adapted(
@@ -33,6 +33,7 @@ def adapted(
     passed, made = (
         {word: part for word, part in of.items() if call.passes(word)} for of in (parts.words(), parts.made_words())
     )
+    has_batch = call.layout != "thd"
     in_layout = _keys_in_layout if any(parts.is_table(word) for word in passed) else _in_layout_alone
 
     def forward(
@@ -58,18 +59,21 @@ def adapted(
         values |= {word: part.made(word, known, conventions) for word, part in made.items()}
         for name in parts.outputs():
             if call.passes(name):
-                values[name] = empty_rows(name, q, conventions) if words.get(name) is None else words[name]
+                rows = empty_rows(name, q, conventions) if words.get(name) is None else words[name]
+                values[name] = rows if has_batch else rows[0]
         returned = function(
             *(_value(argument, values) for argument in call.arguments),
             **{name: _value(argument, values) for name, argument in call.keywords.items()},
         )
         for name in parts.outputs():
             if (place := call.place_of(name)) is not None:
-                keep_output(name, _item(returned, place, call), words.get(name), conventions)
+                rows = _item(returned, place, call)
+                keep_output(name, rows if has_batch else _with_batch(rows), words.get(name), conventions)
         if passes_out:
             assert out is not None  # noqa: S101  # made above
             return out
-        return _swap_layout(_select_output(returned, call), call)
+        output = _select_output(returned, call)
+        return _swap_layout(output, call) if has_batch else output.transpose(0, 1)[None]
 
     return forward
 
@@ -102,8 +106,15 @@ def _in_layout(name: str, tensor: Any, call: Call) -> torch.Tensor:  # noqa: ANN
     return view
 
 
+def _with_batch(rows: Any) -> Any:  # noqa: ANN401  # a result of any type
+    """A further output, [heads, rows], as that of one batch."""
+    return rows[None] if isinstance(rows, torch.Tensor) else rows
+
+
 def _swap_layout(tensor: torch.Tensor, call: Call) -> torch.Tensor:
-    """Swap heads and sequence if the call's layout is [batch, seq, heads, head_dim]; the swap is its own inverse."""
+    """Swap heads and sequence if the call's layout has the heads last; in `thd`, there is no batch."""
+    if call.layout == "thd":
+        return tensor[0].transpose(0, 1)
     return tensor.transpose(1, 2) if call.layout == "bshd" else tensor
 
 
@@ -122,9 +133,10 @@ def _select_output(returned: Any, call: Call) -> torch.Tensor:  # noqa: ANN401  
     index = call.place_of("out")
     out = returned if index is None else _item(returned, index, call)
     if not isinstance(out, torch.Tensor):
-        raise _wrong_return(f"the function returned {_describe(out)}, expected its output tensor; {_advice(out)}")
-    if out.dim() != DIMENSIONS:
-        raise _wrong_return(f"the function returned a tensor of shape {list(out.shape)}, expected four dimensions")
+        raise _wrong_return(f"the function returned {_describe(out)}, expected its output tensor; {_advice(out, call)}")
+    if out.dim() != _dimensions(call):
+        expected = f"expected {DIMENSIONS[_dimensions(call)]} dimensions"
+        raise _wrong_return(f"the function returned a tensor of shape {list(out.shape)}, {expected}")
     return out
 
 
@@ -142,17 +154,21 @@ def _wrong_return(message: str) -> WrongResult:
     return WrongResult(ENTRY, message)
 
 
-def _advice(returned: Any) -> str:  # noqa: ANN401  # a result of any type
+def _dimensions(call: Call) -> int:
+    return 3 if call.layout == "thd" else 4
+
+
+def _advice(returned: Any, call: Call) -> str:  # noqa: ANN401  # a result of any type
     """The key of `entry.call` that selects the output in what the function returned."""
-    if (index := output_index(returned)) is not None:
+    if (index := output_index(returned, _dimensions(call))) is not None:
         return f"write `returns: {index}` in entry.call"
     return "if the function writes its output into an argument, add `out` to entry.call.arguments"
 
 
-def output_index(returned: object) -> int | None:
-    """The index of the first tensor of four dimensions in a tuple or list; None if there is none."""
+def output_index(returned: object, dimensions: int = 4) -> int | None:
+    """The index of the first tensor of so many dimensions in a tuple or list; None if there is none."""
     items = returned if isinstance(returned, (tuple, list)) else ()
-    tensors = (index for index, item in enumerate(items) if isinstance(item, torch.Tensor) and item.dim() == DIMENSIONS)
+    tensors = (index for index, item in enumerate(items) if isinstance(item, torch.Tensor) and item.dim() == dimensions)
     return next(tensors, None)
 
 

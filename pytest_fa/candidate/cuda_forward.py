@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pytest_fa.attention.abi import CAUSAL_CODES, TENSORS
+from pytest_fa.attention.abi import CAUSAL_CODES, FURTHER
 from pytest_fa.attention.scores import Computes
 from pytest_fa.candidate.forward import Forward
 from pytest_fa.candidate.launch_hint import launch_hint
@@ -58,7 +58,7 @@ class CudaForward:
         code = CAUSAL_CODES.get(causal, UNKNOWN)
         words = (scale, code, q_descale, k_descale, v_descale, softcap, window_left, window_right)
         if others:
-            words = (*words, *_further_tensors(others))  # other calls do not pass them, so that they take no longer
+            words = (*words, *_further(others))  # other calls do not pass them, so that they take no longer
         rows = lse if lse is None else lse.view(q.shape[:3])  # the binding knows one order of the axes
         try:
             if size := self._entry(q, k, v, out, rows, None, *words):  # nothing was launched
@@ -92,15 +92,15 @@ class CudaForward:
         """The size of the workspace that a call needs; 0 if it needs none, or takes none from outside."""
         if self._otherwise is not None:
             return 0
-        features = (softcap, window_left, window_right, *(others.get(word) for word in TENSORS))
+        features = (softcap, window_left, window_right, *(others.get(word) for word in FURTHER))
         return int(self._workspace_bytes(q, k, v, out, scale, CAUSAL_CODES.get(causal, UNKNOWN), *features))
 
 
-def _further_tensors(words: dict[str, Any]) -> tuple[Any, ...]:
+def _further(words: dict[str, Any]) -> tuple[Any, ...]:
     """The binding's last arguments.  Raises `TypeError` for a word that the binding lacks."""
-    if unknown := words.keys() - TENSORS.keys():
+    if unknown := words.keys() - {*FURTHER}:
         raise TypeError(f"the C interface has no {', '.join(sorted(unknown))}")
-    return tuple(words.get(word) for word in TENSORS)
+    return tuple(words.get(word) for word in FURTHER)
 
 
 def _translate_error(problem: Exception, q: torch.Tensor, k: torch.Tensor, library: str) -> Exception:

@@ -96,7 +96,7 @@ def load_forward(
     """
     if variant.entry.kind == "python":
         function = _with_defines(_python_function(variant), variant)
-        if problem := signature_problem(function, variant.entry, variant.passed, Path(variant.folder)):
+        if problem := signature_problem(function, variant.entry, variant.passed):
             raise FaError(f"{variant.name}: entry.target {variant.entry.target!r}: {problem}")
         forward = _adapt_if_declared(function, variant)
         return _translate_refusals(forward) if variant.entry.is_operator else forward

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Iterable
-from pathlib import Path
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.layout import PART as LAYOUT
 from pytest_fa.attention.not_judged import recognised, written
 from pytest_fa.attention.pages import PART as PAGES
-from pytest_fa.candidate.adapter_lines import NAME, VARIADIC, adapter_for, needs_adapter
+from pytest_fa.attention.thd import PART as THD
 from pytest_fa.candidate.operators import signature_of
 from pytest_fa.catalog.variant import Call, Entry
 
@@ -23,16 +22,14 @@ NAMES = {
     "scale": ("scale", "softmax_scale", "sm_scale"),
     "out": ("out", "output", "o"),
 }
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def signature_problem(
-    function: Callable[..., Any], entry: Entry, passed: tuple[str, ...] = ("out",), folder: Path | None = None
-) -> str | None:
-    """Return why a function does not accept the arguments that it gets, and the line or the adapter to write, or None.
+def signature_problem(function: Callable[..., Any], entry: Entry, passed: tuple[str, ...] = ("out",)) -> str | None:
+    """Return why a function does not accept the arguments that it gets, and the line to write, or None.
 
-    Without `entry.call`, it gets q, k, v and the keywords scale, those of each call, and `passed`.  `folder` is that of
-    the variant, in which the function's module may be.
+    Without `entry.call`, it gets q, k, v and the keywords scale, those of each call, and `passed`.
     A function without a readable signature, such as one of a C extension, is not compared.
     """
     try:
@@ -46,27 +43,36 @@ def signature_problem(
         signature.bind(*[None] * count, **dict.fromkeys(keywords))
     except TypeError as problem:
         called = f"f({', '.join((*_arguments(call), *_keywords(call, own)))})"
-        answer = _answer(entry, list(signature.parameters.values()), folder)
+        answer = _answer(entry, list(signature.parameters.values()))
         return f"it is called as {called}, but its parameters are {signature}: {problem}; {answer}"
     return None
 
 
-def _answer(entry: Entry, parameters: list[inspect.Parameter], folder: Path | None) -> str:
+def _answer(entry: Entry, parameters: list[inspect.Parameter]) -> str:
     """What to write so that a function with these parameters can be called, and what of it is not judged."""
-    if needs_adapter(parameters):
-        return _adapter(entry, parameters, folder)
     line = entry_line(entry, parameters)
     text = f"write in variant.yaml `{line}`"
     if "VALUE" in line:
         text += ", with a value in place of VALUE"
     if _takes(parameters, LAYOUT.made_words):
         text += "; and `layout: [packed], self_attention_only: true` in `supports`"
-    if _takes((each for each in parameters if each.default is each.empty), PAGES.words):
-        text += "; and `ragged: [keys], pages: [64]` in `supports`, with the sizes of a page that the kernel takes"
-    for parameter in parameters:
-        if (off := _switched_off(parameter)) is not None and (row := recognised(parameter.name)):
-            text += f"; {row.subject} not judged: {parameter.name} gets {off}, which switches it off"
-    return text
+    required = [each for each in parameters if each.default is each.empty]
+    lengths, layout = ("both", "layout: [thd], ") if _takes(required, THD.tensors) else ("keys", "")
+    if _takes(required, PAGES.words):
+        sizes = "with the sizes of a page that the kernel takes"
+        text += f"; and `{layout}ragged: [{lengths}], pages: [64]` in `supports`, {sizes}"
+    elif layout:
+        text += f"; and `{layout}ragged: [{lengths}]` in `supports`"
+    return "; ".join((text, *dict.fromkeys(_not_judged(required))))
+
+
+def _not_judged(required: Iterable[inspect.Parameter]) -> Iterator[str]:
+    """What parameters without a default stand for that is not judged, and what switches it off."""
+    for parameter in required:
+        if row := recognised(parameter.name):
+            off = _switched_off(parameter)
+            off_words = f"{row.subject} not judged: {parameter.name} gets {off}, which switches it off"
+            yield str(row) if off is None else off_words
 
 
 def _takes(parameters: Iterable[inspect.Parameter], words: Container[str | None]) -> bool:
@@ -79,22 +85,6 @@ def _has_cache(parameters: Iterable[inspect.Parameter]) -> bool:
     """Whether a parameter without a default is a cache or its table, as in libraries with [batch, seq, heads, dim]."""
     names = {*PAGES.words["block_table"], *(name for word in "kv" for name in NAMES[word] if name.endswith("_cache"))}
     return any(each.name in names for each in parameters if each.default is each.empty)
-
-
-def _adapter(entry: Entry, parameters: list[inspect.Parameter], folder: Path | None) -> str:
-    """The lines of an adapter, where they belong, and what of the function is not judged."""
-    module = entry.target.partition(":")[0]
-    is_own = folder is not None and (folder / f"{module}.py").is_file()
-    layout = entry.call.layout if entry.call else "bhsd"
-    adapter = adapter_for(entry.target, parameters, _word_of(), layout, is_imported=not is_own)
-    rows = dict.fromkeys(row for each in parameters if each.default is each.empty and (row := recognised(each.name)))
-    reasons = "; ".join(str(row) for row in sorted(rows, key=lambda row: not row.off))  # what needs the adapter is last
-    file = module if is_own else "adapter"
-    place = f"add these lines to {module}.py" if is_own else "write these lines into adapter.py beside variant.yaml"
-    line = f'entry: {{target: "{file}:{NAME}"}}'
-    more = ", and `self_attention_only: true` in `supports`" if adapter.needs_equal_lengths else ""
-    value = ", with a value in place of VALUE" if "=VALUE" in adapter.lines else ""
-    return f"{reasons}: {place}{value}, and write in variant.yaml `{line}`{more}\n\n{adapter.lines}\n"
 
 
 def _word_of() -> dict[str, str]:
@@ -137,8 +127,11 @@ def entry_line(entry: Entry, parameters: Iterable[inspect.Parameter]) -> str:
     taken: set[str | None] = set()
     is_left_out = False  # after a parameter that keeps its default, others are passed by name
     listed = list(parameters)
+    needs_starts = _takes((each for each in listed if each.default is each.empty), THD.tensors)
     for parameter in listed:
         word = word_of.get(parameter.name)
+        if word in THD.words and not needs_starts:
+            word = None  # q may lie so, and need not
         if word in taken and parameter.default is not parameter.empty:
             word = None  # new keys that go into a cache
         taken.add(word)
@@ -150,7 +143,10 @@ def entry_line(entry: Entry, parameters: Iterable[inspect.Parameter]) -> str:
             is_left_out = True
     call = [f"arguments: [{', '.join(positional)}]"]
     call += [f"keywords: {{{', '.join(keywords)}}}"] if keywords else []
-    call += ["layout: bshd"] if _takes(listed, LAYOUT.made_words) or _has_cache(listed) else []
+    if needs_starts:
+        call.append("layout: thd")
+    elif _takes(listed, LAYOUT.made_words) or _has_cache(listed):
+        call.append("layout: bshd")
     libraries = f", libraries: [{', '.join(entry.libraries)}]" if entry.libraries else ""
     return f'entry: {{target: "{entry.target}"{libraries}, call: {{{", ".join(call)}}}}}'
 

@@ -12,7 +12,7 @@ from pytest_fa.attention.causal import Causal
 from pytest_fa.attention.dtypes import Dtype
 from pytest_fa.attention.e4m3 import OutDtype
 from pytest_fa.attention.layout import PART as LAYOUT
-from pytest_fa.attention.layout import AxisOrder, Layout
+from pytest_fa.attention.layout import CallLayout, Layout
 from pytest_fa.attention.scores import Computes
 from pytest_fa.attention.sizes import is_range, shown_sizes
 from pytest_fa.catalog.case import Case
@@ -136,7 +136,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     arguments: tuple[Argument, ...] = ("q", "k", "v")
     keywords: dict[str, Argument] = {}
-    layout: AxisOrder = "bhsd"
+    layout: CallLayout = "bhsd"
     contiguous: bool = False
     returns: Count | tuple[Returns | None, ...] | None = None
 

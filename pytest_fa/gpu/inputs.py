@@ -152,6 +152,10 @@ class Inputs(Arguments):  # what only some calls have are attributes
             inputs = part.call_dense(inputs)
         return inputs
 
+    def dense_output(self, output: Output) -> Output:
+        """The output of this call, [batch, heads, seq_q, ...], from what lies in memory as `placed` says."""
+        return output.map(lambda tensor: parts.dense_output(self, tensor))
+
     def e4m3_of(self, values: torch.Tensor) -> torch.Tensor:
         """The e4m3 numbers that are nearest to values; pytest's own process, which reads the parts, has no torch."""
         return values.to(E4M3)
@@ -343,7 +347,7 @@ def given_form(word: str, tensor: torch.Tensor, pairs: tuple[int, ...]) -> torch
     """
     if parts.is_table(word):
         return tensor.flatten(1)
-    if parts.tensor_form(word).vector == "scale":
+    if parts.tensor_form(word).vector in ("scale", "starts"):
         return tensor
     axis = parts.tensor_form(word).vector_axis
     return tensor.expand(pairs) if axis is None else tensor.flatten()
@@ -354,6 +358,8 @@ def kept_form(word: str, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor)
     dtype, form = extra_dtype(word, q.dtype), parts.tensor_form(word)
     if form.vector == "table" and tensor.dtype == dtype and tensor.dim() == 2 and len(tensor) == len(q):  # noqa: PLR2004
         return tensor[:, None, None]
+    if form.vector == "starts":
+        return tensor
     axis, sizes = form.vector_axis, (*q.shape[:3], k.shape[2])
     wanted = sizes if axis is None else sizes[axis : axis + 1]
     fits = tensor.dim() == len(wanted) and all(

@@ -35,7 +35,9 @@ enum FaFeature {
   FA_HEAD_DIM_V = 128,
   FA_SEQLENS_Q = 256,
   FA_SEQLENS_K = 512,
-  FA_BLOCK_TABLE = 1024
+  FA_BLOCK_TABLE = 1024,
+  FA_CU_SEQLENS_Q = 4096,
+  FA_CU_SEQLENS_K = 8192
 };
 
 /* The strides of a tensor [batch, heads, seq, head_dim], in elements.  For a bias or a mask, `seq` is that of queries and
@@ -101,6 +103,13 @@ struct FaForwardArgs {
    * caches that no sequence has may hold NaN. */
   const int32_t* block_table; /* [batch, seq_k / page_size], on the device */
   int64_t block_table_stride, page_size;
+
+  /* The sequences lie behind one another: sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q and out, which
+   * have 0 as the stride of a batch, and those of cu_seqlens_k of k and v.  The numbers do not fall.  seq_q and seq_k are at least
+   * the longest sequence.  Rows behind the last sequence may hold NaN, and are not written.  lse is [heads, rows_q]. */
+  const int32_t* cu_seqlens_q; /* FA_CU_SEQLENS_Q: [batch + 1], contiguous, on the device, instead of seqlens_q */
+  const int32_t* cu_seqlens_k; /* FA_CU_SEQLENS_K: the same instead of seqlens_k */
+  int64_t rows_q;              /* FA_CU_SEQLENS_Q: of q and out */
 };
 
 /* The struct_size of a call without features: that of the first fa_forward.h, whose struct ends before `features`. */
@@ -154,6 +163,8 @@ static inline int fa_check_features(const struct FaForwardArgs* args, uint32_t t
       {FA_SEQLENS_Q, "lengths of queries", "FA_SEQLENS_Q"},
       {FA_SEQLENS_K, "lengths of keys", "FA_SEQLENS_K"},
       {FA_BLOCK_TABLE, "pages", "FA_BLOCK_TABLE"},
+      {FA_CU_SEQLENS_Q, "queries of sequences behind one another", "FA_CU_SEQLENS_Q"},
+      {FA_CU_SEQLENS_K, "keys of sequences behind one another", "FA_CU_SEQLENS_K"},
   };
   const size_t own_size = sizeof(struct FaForwardArgs);
   if (args->abi_version != FA_ABI_VERSION || args->struct_size < FA_PLAIN_SIZE) {

@@ -44,10 +44,10 @@ class CheckedLaunch:
         self._before = self.original_inputs if placed is inputs else clone(placed)
         self._guarded = {name: guard(tensor) for name, tensor in memories_of(placed).items()}
         self.inputs = with_memories(placed, {name: guarded.tensor for name, guarded in self._guarded.items()})
-        self._guarded["out"] = guard_output(poisoned_output(inputs, computes))
-        rows = {name: empty_rows(name, inputs.q, inputs.conventions) for name in more}
+        self._guarded["out"] = guard_output(poisoned_output(placed, computes))
+        rows = {name: empty_rows(name, placed.q, inputs.conventions) for name in more}
         self._guarded |= {name: guard_output(like.flatten()) for name, like in rows.items()}
-        # Which every call writes, too, [batch, heads, seq_q] float32 each.
+        # Which every call writes, too, [batch, heads, seq_q] float32 each, and lies as `out` does.
         self.more_buffers = {
             name: as_kernels_have(name, self._guarded[name].tensor.view(like.shape), inputs.conventions)
             for name, like in rows.items()
@@ -65,8 +65,12 @@ class CheckedLaunch:
 
     @property
     def out_buffer(self) -> torch.Tensor:
-        """The tensor that every call of `call_and_wait` writes."""
+        """The tensor that every call of `call_and_wait` writes, as it lies in memory."""
         return self._guarded["out"].tensor
+
+    def dense(self, output: Output) -> Output:
+        """An output of a call as it is judged, [batch, heads, seq_q, ...]."""
+        return self.inputs.dense_output(output)
 
     def call_and_wait(self, range_name: str | None = None) -> torch.Tensor:
         """Call the variant once, in an NVTX range if it is named, and return `out_buffer`.

@@ -13,7 +13,7 @@ import time
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.errors import DeviceLost, WrongResult
-from pytest_fa.gpu.inputs import Inputs
+from pytest_fa.gpu.inputs import Inputs, Output
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.checked_launch import CheckedLaunch
 from pytest_fa.judge.connection import CandidateLost
@@ -50,7 +50,7 @@ def require_own_work(
             launch.call_and_wait()
         bare.limit_seconds = min(bare.limit_seconds, MIN_SECONDS + SLOWER * (time.monotonic() - start))
         with stopped(lambda: _others(bare.pid)):
-            out = launch.call_and_wait().clone()
+            out = launch.dense(Output(launch.call_and_wait().clone())).out
     except CandidateLost as lost:
         raise _delegates(f"it ends or hangs {PLACE}, {STOPPED} ({lost})") from None
     except (DeviceLost, WrongResult):

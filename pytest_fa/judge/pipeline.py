@@ -80,13 +80,14 @@ def run_case(
             findings.is_loaded = True
             arguments = (candidate, job.case, device, job.variant)
             launch = findings.truths.with_memory(lambda: CheckedLaunch.of_case(*arguments))
-            findings.out, findings.more = _first_output(job, launch)
+            first = _first_output(job, launch)
+            findings.out, findings.more = launch.dense(first)
         if job.property_name:
             with stages("correct"):
                 _check_property(job, job.property_name, candidate, findings)
         elif job.checks_output:
             with stages("sanity"):
-                _check_sanity(job, launch, findings, stages)
+                _check_sanity(job, launch, first, findings, stages)
             with stages("correct"):
                 _check_correct(job, bare, findings, stages)
         if job.time:
@@ -226,11 +227,11 @@ def _first_output(job: CaseJob, launch: CheckedLaunch) -> Output:
 # -- sanity and correct -----------------------------------------------------------------------------------------------
 
 
-def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
+def _check_sanity(job: CaseJob, launch: CheckedLaunch, first: Output, findings: Findings, stages: Stages) -> None:
     """Check guard bands and delegation, record repeats and memory, judge the output and require it to be finite."""
     findings.inputs = launch.original_inputs
     launch.require_untouched()
-    _repeat_call(job, launch, findings, stages)
+    _repeat_call(job, launch, first, findings, stages)
     _check_delegation(job, launch)
     findings.memory = launch.memory()  # not of the first call, which may also take what is kept for all calls
     stages.announce_work()
@@ -243,17 +244,18 @@ def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stage
     require_finite(findings.check)
 
 
-def _repeat_call(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
+def _repeat_call(job: CaseJob, launch: CheckedLaunch, first: Output, findings: Findings, stages: Stages) -> None:
     """Repeat the call and record how many outputs differ; `_check_repeats` judges that."""
     if job.repeats != 0:
-        findings.repeats, findings.farthest = repeat(
+        findings.repeats, farthest = repeat(
             launch,
-            Output(findings.known_out, findings.more),
+            first,
             job.repeats,
             stages.announce_launch,
             keep_farthest=not job.variant.deterministic,
             is_further_seed=job.is_further_seed,
         )
+        findings.farthest = launch.dense(farthest)
         launch.require_untouched()
 
 

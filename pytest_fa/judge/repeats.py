@@ -70,7 +70,7 @@ def repeat(
     wanted = requested_count or (FURTHER_SEED_REPEATS if is_further_seed else DEFAULT_REPEATS)[kind]
     most = max(1, MAX_OUTPUT_BYTES[kind] // max(1, _dense_bytes(first.out)))
     outs = Output(launch.out_buffer, launch.more_buffers).map(lambda like: _outputs(launch, like, most))
-    padding = parts.padding(launch.original_inputs)
+    padding = parts.padding(launch.inputs)
     comparisons = [_Comparison(tensor, padding, keep_farthest=keep_farthest) for tensor in first.tensors]
     count, size, start = 0, 1, time.monotonic()
     while count < wanted:

@@ -86,10 +86,13 @@ class PropertySubject:
         return changed
 
     def output(self, inputs: Inputs) -> Output:
-        """A new output for a call on `inputs`, and the further ones that the variant returns, filled with NaN."""
-        return Output(
-            poisoned_output(inputs, self.computes), {name: poisoned_rows(name, inputs) for name in self.more_outputs}
-        )
+        """A new output for a call on `inputs`, and the further ones that the variant returns, filled with NaN.
+
+        They lie in memory as the call's tensors do.
+        """
+        inputs = self.taken(inputs)
+        more = {name: poisoned_rows(name, inputs) for name in self.more_outputs}
+        return Output(poisoned_output(inputs, self.computes), more)
 
     def visible(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy with the same strides in memory that the candidate sees directly, at the same address in each call."""
@@ -104,7 +107,7 @@ class PropertySubject:
 
     def visible_call(self, inputs: Inputs) -> tuple[Inputs, Output]:
         """Copies of inputs, and an output filled with NaN, in memory that the candidate sees directly."""
-        return map_memories(self._as_taken(inputs), self.visible), self.visible_output(inputs)
+        return map_memories(self.taken(inputs), self.visible), self.visible_output(inputs)
 
     def views_of(self, inputs: Inputs, output: Output) -> CallViews:
         """The views of a call's arguments."""
@@ -113,29 +116,31 @@ class PropertySubject:
     def call(self, inputs: Inputs, output: Output | None = None) -> Output:
         """Call the variant with `output` or with a new one filled with NaN, and wait for it.
 
-        Raises `WrongResult` if it changed an input.
+        Returns the output as it is judged.  Raises `WrongResult` if the variant changed an input.
         """
-        inputs = self._as_taken(inputs)
+        inputs = self.taken(inputs)
         before = clone(inputs)
         buffer = output or self.output(inputs)
         self.candidate.call(inputs, buffer.out, more=buffer.more)
         for name, original in before.parts.items():
             if not torch.equal(bits_of(inputs.parts[name]), bits_of(original)):
                 raise WrongResult("inputs", f"the kernel changed its input {name}")
-        self._last_call = before, self.settled(inputs, buffer)
-        return buffer
+        settled = self.settled(inputs, buffer)
+        self._last_call = before, settled
+        return settled
 
-    def _as_taken(self, inputs: Inputs) -> Inputs:
+    def taken(self, inputs: Inputs) -> Inputs:
         """The call as its tensors lie in memory, with one tensor for q, k and v if the variant takes one."""
         return (packed(inputs) if self.variant.packs_inputs else inputs).placed()
 
     def settled(self, inputs: Inputs, output: Output) -> Output:
-        """The same output, with 0 in the rows that the variant may leave undefined."""
+        """The output as it is judged, [batch, heads, seq_q, ...], with 0 in the rows that may be undefined."""
+        inputs = self.taken(inputs)
         padding = parts.padding(inputs)
         if padding is not None and padding.rule == "any":
             for tensor in output.tensors:
                 tensor.masked_fill_(rows_of(padding, tensor), 0.0)
-        return output
+        return inputs.dense_output(output)
 
     @property
     def more_outputs(self) -> tuple[str, ...]:

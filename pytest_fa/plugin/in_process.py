@@ -18,7 +18,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant, tolerance_for
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.device import is_alive
-from pytest_fa.gpu.inputs import Inputs, make_inputs, poisoned_output
+from pytest_fa.gpu.inputs import Inputs, Output, make_inputs, poisoned_output
 from pytest_fa.host.timing_lock import timing_lock
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.clocks.fresh_data import stacked
@@ -126,7 +126,8 @@ def judge_outputs(
     like = poisoned_output(inputs, case.computes)
     for out in outputs:
         try:
-            check = check_output(require_output(out, like), truth, policy)
+            judged = inputs.dense_output(Output(require_output(out, like))).out
+            check = check_output(judged, truth, policy)
         except WrongResult as problem:
             pytest.fail(f"{problem}{where}", pytrace=False)
         if not check.passed:

@@ -155,24 +155,36 @@ def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
     if case.head_dim_v != case.head_dim:
         words["head_dim_v"] = case.head_dim_v
     for word, value in words.items():
-        if word not in dict(abi.FIELDS):
+        field = abi.NUMBERS.get(word, word)
+        if field not in dict(abi.FIELDS):
             raise UnsupportedCase(f"the C interface has no field for {word!r}")
-        setattr(args, word, abi.CODES[word][value] if word in abi.CODES else value)
+        setattr(args, field, abi.CODES[word][value] if word in abi.CODES else value)
         args.features |= abi.FEATURES.get(word, 0)
     for word, sizes in _tensor_sizes(case).items():
         args.features |= abi.FEATURES[abi.TENSORS[word]]
         if not parts.tensor_form(word).vector:
             setattr(args, f"{abi.TENSORS[word]}_stride", _pair_strides(sizes))
-    if cache := parts.cache_of(case):
+    _place(args, case)
+    if args.features:
+        args.struct_size = ctypes.sizeof(ForwardArgs)
+    return args
+
+
+def _place(args: ForwardArgs, case: Case) -> None:
+    """Say where keys lie in pages, and that sequences lie behind one another."""
+    cache = parts.cache_of(case)
+    if cache:
         layout: Layout = "bhsd" if cache.heads_first else "bshd"
         args.k_stride, args.v_stride = (
             Strides(*strides(layout, case.kv_heads, cache.page_size, dim)) for dim in (case.head_dim, case.head_dim_v)
         )
         args.page_size, args.block_table_stride = cache.page_size, -(-case.seq_k // cache.page_size)
         args.seq_k = args.page_size * args.block_table_stride
-    if args.features:
-        args.struct_size = ctypes.sizeof(ForwardArgs)
-    return args
+    if case.layout == "thd":
+        args.rows_q = case.batch * case.seq_q
+        args.q_stride.batch = args.out_stride.batch = 0
+        if not cache:
+            args.k_stride.batch = args.v_stride.batch = 0
 
 
 def _tensor_sizes(case: Case) -> dict[str, tuple[int, ...]]:
@@ -181,11 +193,15 @@ def _tensor_sizes(case: Case) -> dict[str, tuple[int, ...]]:
     Raises `UnsupportedCase` for one that the C interface lacks.
     """
     whole = (case.batch, case.heads, case.seq_q, case.seq_k)
-    sizes = {}
+    sizes: dict[str, tuple[int, ...]] = {}
     for word, part in parts.tensor_words().items():
-        if axes := part.axes(word, case):
-            if word not in abi.TENSORS:
-                raise UnsupportedCase(f"the C interface has no field for {word!r}")
+        if not part.is_passed(word, case):
+            continue
+        if word not in abi.TENSORS:
+            raise UnsupportedCase(f"the C interface has no field for {word!r}")
+        if parts.tensor_form(word).vector == "starts":
+            sizes[word] = (case.batch + 1,)
+        elif axes := part.axes(word, case):
             of_word = (*whole[:3], part.columns(word, case)) if parts.is_table(word) else whole
             sizes[word] = tuple(size if depends else 1 for size, depends in zip(of_word, axes, strict=True))
     return sizes

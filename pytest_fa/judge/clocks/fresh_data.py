@@ -14,6 +14,7 @@ import functools
 import random
 import secrets
 import time
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -46,10 +47,13 @@ MIN_COPY_BYTES_PER_US = {"cpu": 4e3, "cuda": 100e3}
 
 
 class Written(NamedTuple):
-    """One head of one timed call: its inputs, [1, 1, seq, head_dim], and what the call wrote."""
+    """One head of one timed call: its inputs, [batch, 1, seq, head_dim], and what the call wrote.
+
+    It is of one batch, or of all those that lie behind one another.
+    """
 
     inputs: Inputs
-    out: torch.Tensor  # [1, 1, seq_q, head_dim or seq_k]
+    out: torch.Tensor  # [batch, 1, seq_q, head_dim or seq_k]
 
 
 class Place(NamedTuple):
@@ -84,7 +88,7 @@ def _is_random(name: str) -> bool:
 
 
 def stacked(written: list[Written]) -> tuple[Inputs, torch.Tensor]:
-    """Heads of several calls as the batches of one case: its inputs and its output, [calls, 1, seq, head_dim]."""
+    """Heads of several calls as the batches of one case: its inputs and its output, [batches, 1, seq, head_dim]."""
     inputs = [head.inputs for head in written]
     q, k, v = (torch.cat(tensors) for tensors in zip(*(each[:3] for each in inputs), strict=True))
     listed = [each.descales for each in inputs if each.descales is not None]
@@ -248,13 +252,12 @@ class FreshData:
         call = self._like.with_parts(
             {name: _shifted(each, shifts.get(name, 0)) for name, each in parts_of_call.items()}
         )
-        batches, heads = (torch.tensor([index], device=call.q.device) for index in (place.batch, place.head))
+        index = partial(torch.tensor, device=call.q.device)
+        batches = index([place.batch]) if len(call.q) > 1 else None  # None: all of one row of sequences
+        heads = index([place.head])
         of_keys = place._replace(head=key_heads(self._like)[place.head])
         extra = {
-            name: parts.of_head(name, tensor, place.batch, of_keys.head, call.cache).clone()
-            if parts.tensor_form(name).vector == "scale"
-            else at_places(tensor, batches, heads).clone()
-            for name, tensor in call.extra.items()
+            name: _of_head(name, tensor, call, batches, heads, of_keys).clone() for name, tensor in call.extra.items()
         }
         places = (place, of_keys, of_keys)
         q, k, v = (where.head_in(tensor).clone() for where, tensor in zip(places, call[:3], strict=True))
@@ -264,6 +267,11 @@ class FreshData:
             *(where.head_in(tensor).clone() for where, tensor in zip(places, self._like.descales, strict=True))
         )
         return self._like._replace(q=q, k=k, v=v, descales=descales, extra=extra).dense()
+
+    def dense(self, out: torch.Tensor) -> torch.Tensor:
+        """An output, or heads of one, [batch, heads, seq_q, dim], as it is judged."""
+        whole: torch.Tensor = parts.dense_output(self._like, out)
+        return whole
 
     def any_place(self, series: Series, count: int, outs: list[torch.Tensor]) -> Place:
         """A head, chosen at random, of one of the outputs that `count` calls write."""
@@ -306,6 +314,17 @@ def _poison_all(outs: list[torch.Tensor]) -> None:
         return
     for out in outs:
         poison(out)
+
+
+def _of_head(
+    name: str, tensor: torch.Tensor, call: Inputs, batches: torch.Tensor | None, heads: torch.Tensor, of_keys: Place
+) -> torch.Tensor:
+    """What one head of a call reads of a tensor of a part."""
+    form = parts.tensor_form(name).vector
+    if form == "scale":
+        read: torch.Tensor = parts.of_head(name, tensor, of_keys.batch, of_keys.head, call.cache)
+        return read
+    return tensor if form == "starts" else at_places(tensor, batches, heads)
 
 
 def _shifted(start: torch.Tensor, shift: int) -> torch.Tensor:

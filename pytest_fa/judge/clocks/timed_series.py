@@ -161,7 +161,7 @@ class TimedSeries:
 
     def _written(self, place: Place, out: torch.Tensor) -> Written:
         inputs = self.data.inputs_of(self.series, self._known_copies.calls, self.outs, place)
-        return Written(inputs, out.clone())
+        return Written(inputs, self.data.dense(out.clone()))
 
     def _unwritten(self, copies: Copies) -> Place | None:
         """A head that still has NaN with which outputs were filled.  On the CPU, all outputs are searched."""

@@ -113,7 +113,7 @@ def _require_own_stream(subject: PropertySubject) -> None:
     arriving, leaving = ([Copy(target, origin) for target, origin in pairs] for pairs in (copies, kept))
     candidate.run_script(Script(((Sleep(SLOW_CYCLES), *arriving, Launch(call), *leaving),)))
     candidate.lending.take_back()
-    subject.require_right("streams", snapshot.clone(), source)
+    subject.require_right("streams", subject.settled(source, snapshot.clone()), source)
 
 
 def _require_no_shared_state(subject: PropertySubject) -> None:
@@ -184,7 +184,7 @@ def _require_right_replay(
         out.poison()
         synchronize(subject.device)
         subject.candidate.replay_call()
-        subject.require_right(name, out.clone(), others, f", replay on seed {seed}")
+        subject.require_right(name, subject.settled(others, out.clone()), others, f", replay on seed {seed}")
     subject.candidate.lending.take_back()
 
 

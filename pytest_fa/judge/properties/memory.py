@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.layout import AxisOrder, swapped
 from pytest_fa.errors import LacksMemory, UnsupportedCase, WrongResult
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.properties.cut import cut, has_heads_last, lengths
@@ -30,7 +31,7 @@ def padded_rows(subject: PropertySubject) -> None:
 
     The rows are two row lengths apart, or a row length and 16 bytes of the smallest dtype.
     """
-    unit = _unit(subject.inputs())
+    unit = _unit(_taken(subject, subject.inputs()))
 
     def twice(tensor: torch.Tensor) -> torch.Tensor:
         return _with_row_pitch(tensor, 2 * tensor.shape[3])
@@ -59,11 +60,12 @@ def unaligned_rows(subject: PropertySubject) -> None:
 def different_strides(subject: PropertySubject) -> None:
     """Outputs are right if q, k, v and the output each have row, head and batch strides that no other tensor has."""
     inputs = subject.inputs()
-    unit = _unit(inputs)
-    q, k, v = (_with_own_strides(tensor, place, unit) for place, tensor in enumerate(inputs[:3]))
-    output = subject.output(inputs)
+    taken = _taken(subject, inputs)
+    unit = _unit(taken)
+    q, k, v = (_with_own_strides(tensor, place, unit) for place, tensor in enumerate(taken[:3]))
+    output = subject.output(taken)
     moved = output._replace(out=_with_own_strides(output.out, 3, unit))
-    strided = inputs._replace(q=q, k=k, v=v)
+    strided = taken._replace(q=q, k=k, v=v)
     strided = _with_matrices(strided, lambda tensor: _with_own_strides(tensor, 4, unit))
     words = " (each tensor has strides of its own, with NaN in its gaps: is each read and written with its own?)"
     subject.require_right("different_strides", subject.call(strided, moved), inputs, words)
@@ -121,20 +123,21 @@ def far_offsets(subject: PropertySubject) -> None:
     K and V are far in one call, q and the output in another.  A kernel may refuse some of these calls, but not all.
     """
     inputs = subject.inputs()
-    unit = _unit(inputs)
-    largest = max(tensor.numel() for tensor in (*inputs[:3], subject.output(inputs).out))
+    taken = _taken(subject, inputs)
+    unit = _unit(taken)
+    largest = max(tensor.numel() for tensor in (*taken[:3], subject.output(taken).out))
     size = FAR_ELEMENTS + 2 * max(FAR_SLACK_ELEMENTS, largest)
-    size_bytes = size * max(inputs.k.element_size(), inputs.output_dtype.itemsize)
+    size_bytes = size * max(taken.k.element_size(), inputs.output_dtype.itemsize)
     _require_memory(subject, 1.1 * COPIES * 2 * size_bytes)  # of two tensors, and a tenth for all else
 
     def check_keys(move: Restride) -> None:
-        far = inputs._replace(k=move(inputs.k), v=move(inputs.v))
+        far = taken._replace(k=move(taken.k), v=move(taken.v))
         subject.require_right("far_offsets", subject.call(far), inputs)
 
     def check_queries(move: Restride) -> None:
-        output = subject.output(inputs)
+        output = subject.output(taken)
         moved = output._replace(out=move(output.out))
-        subject.require_right("far_offsets", subject.call(inputs._replace(q=move(inputs.q)), moved), inputs)
+        subject.require_right("far_offsets", subject.call(taken._replace(q=move(taken.q)), moved), inputs)
 
     checks = (check_keys, check_queries)
     _require_one_accepted([partial(check, partial(_far, axis, size, unit)) for axis in (0, 1, 2) for check in checks])
@@ -167,10 +170,16 @@ def _require_right_in(name: str, subject: PropertySubject, move: Restride, words
     `words` say where they are then.
     """
     inputs = subject.inputs()
-    placed = _with_matrices(inputs.map(move), move)
-    output = subject.output(inputs)
+    taken = _taken(subject, inputs)
+    placed = _with_matrices(taken.map(move), move)
+    output = subject.output(taken)
     moved = output._replace(out=move(output.out))
     subject.require_right(name, subject.call(placed, moved), inputs, f" ({words})")
+
+
+def _taken(subject: PropertySubject, inputs: Inputs) -> Inputs:
+    """The call as its tensors lie in memory, so that they can be moved; a cache in pages is dense in each call."""
+    return subject.taken(inputs) if inputs.cache is None else inputs
 
 
 def _with_matrices(inputs: Inputs, move: Restride) -> Inputs:
@@ -237,13 +246,14 @@ def _repeated(tensor: torch.Tensor, length: int) -> torch.Tensor:
 
 def _unit(inputs: Inputs) -> int:
     """A number of elements whose size is a multiple of 16 bytes in each tensor of a call."""
-    return ALIGNED_BYTES // min(inputs.q.element_size(), inputs.output_dtype.itemsize)
+    return ALIGNED_BYTES // min(inputs.q.element_size(), inputs.k.element_size(), inputs.output_dtype.itemsize)
 
 
 def _with_row_pitch(tensor: torch.Tensor, pitch: int) -> torch.Tensor:
-    """A copy whose rows are `pitch` elements apart, with NaN between them."""
+    """A copy whose rows are `pitch` elements apart, with NaN between them, and heads and sequence as they lie."""
     heads, seq = tensor.shape[1:3]
-    return _copied(tensor, (heads * seq * pitch, seq * pitch, pitch))
+    steps = (pitch, heads * pitch) if has_heads_last(tensor) else (seq * pitch, pitch)
+    return _copied(tensor, (heads * seq * pitch, *steps))
 
 
 def _with_own_strides(tensor: torch.Tensor, number: int, unit: int) -> torch.Tensor:
@@ -258,17 +268,20 @@ def _with_own_strides(tensor: torch.Tensor, number: int, unit: int) -> torch.Ten
 
 
 def _copied(tensor: torch.Tensor, strides: tuple[int, int, int]) -> torch.Tensor:
-    """A copy at these strides of batch, head and row in elements, with NaN in the gaps."""
+    """A copy at these strides of batch, head and row in elements, with NaN in the gaps; of int8 127."""
     size = 1 + sum((count - 1) * stride for count, stride in zip(tensor.shape, (*strides, 1), strict=True))
-    storage = torch.full((max(size, 1),), float("nan"), dtype=tensor.dtype, device=tensor.device)
+    gap = 127 if tensor.dtype == torch.int8 else float("nan")
+    storage = torch.full((max(size, 1),), gap, dtype=tensor.dtype, device=tensor.device)
     return storage.as_strided(tensor.shape, (*strides, 1)).copy_(tensor)
 
 
 def _at_offset(size_bytes: int | None, tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that begins this many bytes into its allocation; None: one element."""
+    """A dense copy that begins this many bytes into its allocation, with its axes as they lie; None: one element."""
     elements = size_bytes // tensor.element_size() if size_bytes else 1
     storage = torch.empty(tensor.numel() + elements, dtype=tensor.dtype, device=tensor.device)
-    return storage[elements:].view(tensor.shape).copy_(tensor)
+    order: AxisOrder = "bshd" if has_heads_last(tensor) else "bhsd"
+    memory = storage[elements:].view(swapped(tensor, order).shape)
+    return swapped(memory, order).copy_(tensor)
 
 
 def _far(axis: int, size: int, unit: int, tensor: torch.Tensor) -> torch.Tensor:

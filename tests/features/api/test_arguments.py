@@ -22,7 +22,7 @@ FORM = (
     "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-win<left>_<right>][-kv<heads>][-sk<keys>][-var1|-var2|-var3|-var4|-var5]"
     "[-page<size>[hnd]][-kv_e4m3_t|-kv_e4m3_h|-kv_e4m3_th|-kv_int8_t|-kv_int8_h|-kv_int8_th]"
     "[-dv<size>][-scale<factor>][-cap<cap>][-bias<axes>][-alibi][-mask<axes>][-sink]"
-    "[-bshd|-packed][-scores][-out_bf16][-zero_head|-outlier|-tiny][-seed<N>]"
+    "[-bshd|-packed|-thd][-scores][-out_bf16][-zero_head|-outlier|-tiny][-seed<N>]"
 )
 
 

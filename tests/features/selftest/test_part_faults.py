@@ -127,6 +127,15 @@ CAUSES = {
     "cache_scales_exchanged": "k and v have each other's scales",
     "cache_scale_of_next_head": "is that of the next one: look at the scales of the cache",
     "cache_scale_of_next_key": "is that of the next one: look at the scales of the cache",
+    "thd_keys_of_next": "keys of a sequence are looked for elsewhere",
+    "thd_keys_of_longest": "keys of a sequence are looked for at its number times the longest number of keys",
+    "thd_keys_of_queries": "keys of a sequence are looked for",
+    "thd_keys_go_on": "each sequence has max_seqlen_k keys, and reads on in the next ones",
+    "thd_last_sequence_lost": "the kernel never wrote batch 8 of 9",
+    "thd_tile_written_whole": "wrong in every 2nd batch from 3, query 0 to 62 of 129",
+    "thd_writes_past": "declare `conventions: {rows_past: zero}`",
+    "thd_lse_of_longest": "the log-sum-exp of 1040 of 4644 rows is not written",
+    "thd_kept_starts": "keys of a sequence are looked for elsewhere",
     "pages_kept": "no known mistake gives this output",
     "pages_bits_by_sharing": "prefix_invariance",
 }
@@ -168,6 +177,7 @@ def test_every_kernel_is_listed() -> None:
         "mask",
         "sink",
         "layout",
+        "thd",
     )
     assert [*names] == [part.name for part in parts.PARTS if part.faults and part.selftest_shapes]
 
@@ -203,6 +213,11 @@ def test_the_twin_is_right() -> None:
         "ragged_merges_as_first",
         "pages_aligned_to_capacity",
         "pages_owned_by_one",
+        "thd_keys_of_longest",
+        "thd_keys_go_on",
+        "thd_writes_past",
+        "thd_lse_of_longest",
+        "thd_kept_starts",
     ),
 )
 def test_each_mistake_is_caught_and_gets_no_other_name(name: str) -> None:

@@ -23,7 +23,18 @@ NOOP = INCLUDE.parent / "builtin" / "noop" / "kernel.cu"
 HEADER = (INCLUDE / "fa_forward.h").read_text(encoding="utf-8")
 # The names of the bits, by the fields that they enable.
 BITS = {name: f"FA_{name.removesuffix('_slopes').upper()}" for name in FEATURES}
-TENSORS = ("sink", "alibi_slopes", "bias", "mask", "head_dim_v", "seqlens_q", "seqlens_k", "block_table")
+TENSORS = (
+    "sink",
+    "alibi_slopes",
+    "bias",
+    "mask",
+    "head_dim_v",
+    "seqlens_q",
+    "seqlens_k",
+    "block_table",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+)
 EARLIER = Path(__file__).parents[2] / "recorded" / "earlier"
 # It copies its arguments, and says in `message` which window and which tensors it got.
 KERNEL = """\

@@ -140,6 +140,66 @@ def test_lengths_have_their_bits(bound: Bound) -> None:
         bound.forward(q, k, v, scale=1.0, out=out, seqlens_k=torch.tensor([0, 5, 5], dtype=torch.int32))
 
 
+def starts(*numbers: int) -> torch.Tensor:
+    """Starts of sequences, int32."""
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def test_sequences_behind_one_another_have_their_starts(bound: Bound) -> None:
+    """A kernel gets them, the number of sequences, the longest ones, the rows, and no stride of a batch."""
+    q, k, v, out = (tensor[:1] for tensor in tensors())
+    words: dict[str, Any] = {"cu_seqlens_q": starts(0, 1, 3), "cu_seqlens_k": starts(0, 0, 4)}
+    bound.forward(q, k, v, scale=1.0, out=out, max_seqlen_q=2, max_seqlen_k=7, **words)
+    args = bound.last()
+    assert (args.features, args.batch, args.seq_q, args.seq_k, args.rows_q) == (4096 | 8192, 2, 2, 7, 3)
+    assert [args.cu_seqlens_q, args.cu_seqlens_k] == [each.data_ptr() for each in words.values()]
+    assert [each.batch for each in (args.q_stride, args.k_stride, args.v_stride, args.out_stride)] == [0] * 4
+    cache = [torch.zeros(9, 2, 16, 8).half() for _ in range(2)]
+    table = torch.zeros(2, 3, dtype=torch.int32)
+    paged: dict[str, Any] = {"cu_seqlens_q": starts(0, 1, 3), "seqlens_k": starts(4, 40), "block_table": table}
+    bound.forward(q, *cache, scale=1.0, out=out, max_seqlen_q=2, **paged)
+    args = bound.last()
+    assert (args.features, args.batch, args.seq_k) == (512 | 1024 | 4096, 2, 48)
+    assert args.k_stride.batch == 2 * 16 * 8
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"cu_seqlens_k": starts(0, 3)}, "cu_seqlens_k needs cu_seqlens_q"),
+        ({"max_seqlen_q": 3}, "max_seqlen_q and max_seqlen_k need cu_seqlens_q"),
+        ({"cu_seqlens_q": starts(0, 3)}, "max_seqlen_q must be an integer"),
+        ({"cu_seqlens_q": starts(0), "max_seqlen_q": 3}, r"cu_seqlens_q is \[1\]: it must be \[batch \+ 1\]"),
+        ({"cu_seqlens_q": starts(0, 3).long(), "max_seqlen_q": 3}, "cu_seqlens_q must be int32"),
+        ({"cu_seqlens_q": starts(0, 3), "max_seqlen_q": 0}, "max_seqlen_q is 0, it must be at least 1"),
+        (
+            {"cu_seqlens_q": starts(0, 3), "max_seqlen_q": 3, "cu_seqlens_k": starts(0, 1, 5), "max_seqlen_k": 5},
+            "cu_seqlens_k has 2 sequences, cu_seqlens_q has 1",
+        ),
+        (
+            {"cu_seqlens_q": starts(0, 3), "max_seqlen_q": 3, "seqlens_q": starts(3)},
+            "both seqlens_q and cu_seqlens_q are passed; pass one",
+        ),
+        (
+            {"cu_seqlens_q": starts(0, 3), "max_seqlen_q": 3, "attn_mask": torch.ones(1, 4, 3, 5, dtype=torch.bool)},
+            "a bias or a mask has batches, but the sequences lie behind one another",
+        ),
+    ],
+)
+def test_bad_starts_are_named(bound: Bound, words: dict[str, Any], message: str) -> None:
+    """One error each, which names the argument and what is allowed."""
+    q, k, v, out = (tensor[:1] for tensor in tensors())
+    with pytest.raises((TypeError, ValueError), match=message):
+        bound.forward(q, k, v, scale=1.0, out=out, **words)
+
+
+def test_starts_need_one_batch(bound: Bound) -> None:
+    """Tensors with batches have no sequences behind one another."""
+    q, k, v, out = tensors()
+    with pytest.raises(ValueError, match="with cu_seqlens_q, axis 0 must be 1"):
+        bound.forward(q, k, v, scale=1.0, out=out, cu_seqlens_q=starts(0, 3), max_seqlen_q=3)
+
+
 def test_v_may_have_another_head_dim(bound: Bound) -> None:
     """Then the output has it, too; a V like Q and K has no bit."""
     q, k, v, out = tensors()

@@ -37,6 +37,10 @@ def with_dropout(query, key, value, dropout_p, sinks, *, causal): pass
 def three(q, k, v): pass
 def into_out(q, k, v, out): pass
 def plain(q, k, v, *, scale, causal="none", out=None): pass
+def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None): pass
+def paged_varlen(q, k_cache, v_cache, cu_seqlens_q, max_seqlen_q, seqused_k, page_table, *, softmax_scale): pass
+def with_optional_starts(q, k, v, cu_seqlens_q=None, causal=False): pass
+def packed_varlen(qkv, cu_seqlens, max_seqlen): pass
 def anything(*args, **keywords): pass
 """,
     FUNCTIONS,
@@ -53,6 +57,7 @@ LIBRARY: Any = torch.library.Library
         ("with_block", "arguments: [q, k, v], keywords: {block: VALUE, causal: causal}"),
         ("three", "arguments: [q, k, v]"),
         ("into_out", "arguments: [q, k, v, out]"),
+        ("with_optional_starts", "arguments: [q, k, v], keywords: {causal: causal}"),
     ],
 )
 def test_the_line_for_another_signature_is_given(function: str, line: str) -> None:
@@ -69,6 +74,12 @@ def test_the_line_for_another_signature_is_given(function: str, line: str) -> No
 def test_what_is_not_judged_is_switched_off(snapshot: SnapshotAssertion) -> None:
     """A parameter of what is not judged gets the value that switches it off, and the message says so."""
     assert snapshot == signature_problem(FUNCTIONS["with_dropout"], PYTHON)
+
+
+@pytest.mark.parametrize("name", ["varlen", "paged_varlen", "packed_varlen"])
+def test_a_function_of_sequences_behind_one_another_gets_its_layout(name: str, snapshot: SnapshotAssertion) -> None:
+    """The entry has `layout: thd`, and the message what `supports` must list; one tensor for all is not judged."""
+    assert snapshot == signature_problem(FUNCTIONS[name], PYTHON)
 
 
 @pytest.mark.parametrize("function", [FUNCTIONS["plain"], FUNCTIONS["anything"], SDPA])

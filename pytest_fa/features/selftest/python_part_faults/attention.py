@@ -18,7 +18,74 @@ KEPT = {}  # by address, lengths as they were at the first call
 NO_MASK = ("mask_ignored", "mask_added", "mask_in_pv_only", "bias_times_mask")  # whose scores are those of all keys
 
 
-def forward(  # noqa: C901  # a line for each part
+def forward(
+    q,
+    k,
+    v,
+    *,
+    cu_seqlens_q=None,  # [batch + 1]: q and the output are [1, heads, rows, dim], sequences behind one another
+    cu_seqlens_k=None,  # the same of k and v
+    max_seqlen_q=None,  # which no sequence exceeds
+    max_seqlen_k=None,
+    out=None,
+    lse=None,
+    FAULT="NONE",
+    **words,
+):
+    """Write attention and its log-sum-exp; `words` are those of `attend`."""
+    if cu_seqlens_q is None:
+        return attend(q, k, v, out=out, lse=lse, FAULT=FAULT, **words)
+    words["seqlens_q"] = cu_seqlens_q.diff()
+    if cu_seqlens_k is not None:
+        starts, words["seqlens_k"] = find_starts(FAULT, cu_seqlens_q, cu_seqlens_k, k.shape[2], max_seqlen_k)
+        k, v = (sequences(tensor, starts, max_seqlen_k) for tensor in (k, v))
+    queries = sequences(q, cu_seqlens_q, max_seqlen_q)
+    rows_of_lse = None if lse is None else queries[..., 0].float()
+    result = attend(queries, k, v, lse=rows_of_lse, FAULT=FAULT, **words)
+    if out is None:
+        out = torch.zeros_like(q[..., : v.shape[3]])
+    store(FAULT, out[0].transpose(0, 1), result.transpose(1, 2), cu_seqlens_q)
+    if lse is not None:
+        starts = torch.arange(len(cu_seqlens_q)) * max_seqlen_q if FAULT == "thd_lse_of_longest" else cu_seqlens_q
+        store("NONE", lse[0].transpose(0, 1), rows_of_lse.transpose(1, 2), starts, cu_seqlens_q.diff())
+    return out
+
+
+def find_starts(FAULT, of_queries, of_keys, rows, longest):
+    """Return where the keys of each sequence begin, and how many it has."""
+    if FAULT == "thd_kept_starts":
+        of_keys = KEPT.setdefault((of_keys.data_ptr(), of_keys.shape, rows), of_keys.clone())
+    starts = {
+        "thd_keys_of_next": lambda: of_keys.roll(-1),
+        "thd_keys_of_longest": lambda: torch.arange(len(of_keys), device=of_keys.device) * longest,
+        "thd_keys_of_queries": lambda: of_queries,
+    }
+    lengths = of_keys.diff()
+    if FAULT == "thd_keys_go_on":
+        lengths = torch.full_like(lengths, longest)
+    return (starts[FAULT]() if FAULT in starts else of_keys), lengths
+
+
+def sequences(tensor, starts, longest):
+    """Return rows of each sequence, [batch, heads, longest, dim]; those behind its own belong to others."""
+    rows = starts[:-1, None] + torch.arange(longest, device=tensor.device)
+    return tensor[0][:, rows.clamp_max(tensor.shape[2] - 1)].transpose(0, 1)
+
+
+def store(FAULT, out, result, starts, lengths=None):
+    """Write [batch, longest, ...] into [rows, ...], the sequences behind one another; the last one first."""
+    lengths = starts.diff() if lengths is None else lengths
+    for batch in reversed(range(len(lengths) - (FAULT == "thd_last_sequence_lost"))):
+        start, count = int(starts[batch]), int(lengths[batch])
+        if FAULT == "thd_tile_written_whole":
+            count = min((count + TILE - 1) // TILE * TILE, result.shape[1])
+        rows = out[start : start + count]
+        rows.copy_(result[batch, : len(rows)])
+    if FAULT == "thd_writes_past":
+        out[int(starts[-1]) :] = 0
+
+
+def attend(  # noqa: C901  # a line for each part
     q,  # [batch, heads, seq_q, head_dim]
     k,  # [batch, kv_heads, seq_k, head_dim]
     v,  # [batch, kv_heads, seq_k, head_dim_v]
