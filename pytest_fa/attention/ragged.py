@@ -30,6 +30,7 @@ STEPS = {1: (0, 4), 2: (7, 5), 3: (2, 8), 4: (0, SPREAD), 5: (0, 0)}
 OF_QUERIES = tuple(pattern for pattern, (of_queries, _) in STEPS.items() if of_queries)
 SEQUENCES = 4  # of a small case
 LENGTH_BYTES = 4
+LARGE = 100.0  # in padding that must be finite
 # The claims for which a call has each of the tensors.
 NEEDED_FOR = {"seqlens_q": ("both",), "seqlens_k": ("keys", "both")}
 LOOK = "look at the lengths"
@@ -77,7 +78,14 @@ class Ragged(Part):
                 "any": "rows of the output at or behind seqlens_q are undefined",
             },
             is_seen_in=("seqlens_q",),
-        )
+        ),
+        "padding": Convention(
+            {
+                "any": "padding of q, k and v may hold NaN",
+                "finite": "padding of q, k and v must hold finite numbers",
+            },
+            is_seen_in=("seqlens_k",),
+        ),
     }
     faults = {
         **dict.fromkeys(
@@ -198,7 +206,9 @@ class Ragged(Part):
         return tuple(word for word in words if word == "seqlens_k" and has_cache)
 
     def convention_problem(self, key: str, variant: Any) -> str | None:  # `catalog.variant.Variant`
-        """Only lengths of queries leave rows of the output."""
+        """Only lengths of queries leave rows of the output, and only ragged batches have padding."""
+        if key == "padding":
+            return super().convention_problem(key, variant)
         if "both" in self.supported(variant.supports):
             return None
         return f"supports.ragged does not list both, and each row has a query; list it, or drop {key}"
@@ -240,8 +250,8 @@ class Ragged(Part):
         return inputs._replace(extra={**inputs.extra, **lengths})
 
     def call_given(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
-        """Padding holds NaN."""
-        return _with_padding(inputs, math.nan)
+        """Padding holds NaN, or large numbers for a kernel that needs finite ones."""
+        return _with_padding(inputs, _padding_of(inputs))
 
     def call_meant(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
         """Padding means nothing, and 0 keeps it out of sums."""
@@ -279,7 +289,7 @@ class Ragged(Part):
             if lengths is not None and not bool(bad_rows[lengths.flatten() == longest].any()):
                 what = "K or V" if word == "seqlens_k" else "Q"
                 words = f"NaN of the padding of {what}, at or behind {word}, reaches the output of shorter sequences"
-                return f"{words}: do not read it, since 0 * NaN is NaN"
+                return f"{words}: do not read it, since 0 * NaN is NaN, or declare `conventions: {{padding: finite}}`"
         return ""
 
     def order_matters(self, inputs: CallInputs) -> bool:
@@ -313,7 +323,7 @@ class Ragged(Part):
 def with_lengths(inputs: Any, lengths: Mapping[str, torch.Tensor]) -> Any:  # `gpu.inputs.Inputs`
     """The call with other lengths, [batch, 1, 1, 1] int32 by word.  What was padding before is 0."""
     meant = _with_padding(inputs, 0.0)
-    return _with_padding(meant._replace(extra={**meant.extra, **lengths}), math.nan)
+    return _with_padding(meant._replace(extra={**meant.extra, **lengths}), _padding_of(inputs))
 
 
 def sequences_with_nan(inputs: Any) -> list[bool]:  # of `gpu.inputs.Inputs`
@@ -340,6 +350,11 @@ def _lengths(step: int, batch: int, longest: int) -> list[int]:
         return [longest * (batch - number) // batch for number in range(batch)]
     edges = (EDGES[number * step % len(EDGES)] for number in range(batch))
     return [longest if edge is LONGEST else min(edge, longest) for edge in edges]
+
+
+def _padding_of(inputs: CallInputs) -> float:
+    """What padding holds in a call."""
+    return LARGE if inputs.convention("padding") == "finite" else math.nan
 
 
 def _with_padding(inputs: Any, value: float) -> Any:  # `gpu.inputs.Inputs`

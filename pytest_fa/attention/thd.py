@@ -187,7 +187,8 @@ class Thd(Part):
 
         found = [words for words, change in _MISREADINGS.items() if shows(sequences_with_nan(change(given)))]
         cause = f"{found[0]}, and then" if len(found) == 1 else "keys of a sequence are looked for elsewhere, where"
-        return f"{cause} NaN of rows behind the last sequence is read: {LOOK}" if found else ""
+        words = f"{cause} NaN of rows behind the last sequence is read: {LOOK}"
+        return f"{words}, or declare `conventions: {{padding: finite}}`" if found else ""
 
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
         """Sequences that are looked for where padded ones begin, or where those of the other side do."""

@@ -48,6 +48,22 @@ def of_rows(q, k, v, starts_q, starts_k, longest_q, longest_k, *, scale, causal=
     return out, lse
 
 
+def of_tiles(q, k, v, starts_q, starts_k, *_, scale, causal=False, last_is_hidden=True):
+    out = torch.zeros_like(q)
+    for a, b, c, d in zip(starts_q[:-1], starts_q[1:], starts_k[:-1], starts_k[1:]):
+        end = c + (d - c + 63) // 64 * 64  # whole tiles, which go on with rows of others
+        scores = q[a:b].transpose(0, 1).float() @ k[c:end].permute(1, 2, 0).float() * scale
+        if last_is_hidden:
+            scores[:, :, d - c :] = -torch.inf
+        p = torch.softmax(scores, -1).nan_to_num(0.0) if d > c else torch.zeros_like(scores)
+        out[a:b] = (p.half().float() @ v[c:end].transpose(0, 1).float()).transpose(0, 1)
+    return out
+
+
+def of_whole_tiles(*arguments, **keywords):
+    return of_tiles(*arguments, **keywords, last_is_hidden=False)
+
+
 def of_dense_rows(q, k, v, *arguments, **keywords):
     q, k, v = (x.as_strided(x.shape, (x.shape[1] * x.shape[2], x.shape[2], 1)) for x in (q, k, v))
     return of_rows(q, k, v, *arguments, **keywords)
@@ -66,9 +82,9 @@ VariantOf = Callable[..., Variant]
 def variant_of(write_variant: WriteVariant, tmp_path: Path) -> VariantOf:
     """`variant_of(target, call, supports)`: the variant of one function of `KERNEL`."""
 
-    def make(target: str = "of_rows", call: str = CALL, supports: str = SUPPORTS) -> Variant:
+    def make(target: str = "of_rows", call: str = CALL, supports: str = SUPPORTS, more: str = MORE) -> Variant:
         entry = f'{{target: "entry:{target}", call: {{{call}}}}}'
-        text = f"{MANIFEST}entry: {entry}\nsupports: {{device: [cpu], {supports}}}\n{MORE}"
+        text = f"{MANIFEST}entry: {entry}\nsupports: {{device: [cpu], {supports}}}\n{more}"
         folder = write_variant("mine", manifest=text, **{"entry.py": KERNEL})
         return read_manifest(folder / "variant.yaml", tmp_path)[0]
 
@@ -130,6 +146,25 @@ def test_a_right_function_is_right_in_all_that_it_claims(variant_of: VariantOf) 
         if applies(name, variant, "cpu"):
             result = run_case(cpu_job(variant, case_of_property(variant, name).id, property_name=name))
             assert (name, result.message) == (name, "") or result.outcome == Outcome.UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "message"),
+    [
+        ("of_tiles", "", "or declare `conventions: {padding: finite}`"),
+        ("of_tiles", ", padding: finite", ""),
+        ("of_whole_tiles", ", padding: finite", "wrong in"),
+    ],
+)
+def test_a_kernel_may_need_finite_numbers_behind_a_sequence(
+    variant_of: VariantOf, target: str, more: str, message: str
+) -> None:
+    """It is right if it declares that, and only if these numbers have no weight."""
+    call, supports = CALL.replace(", returns: [out, lse]", ""), SUPPORTS.replace(", grouped_heads: true", "")
+    variant = variant_of(target, call, supports, f"conventions: {{rows_past: zero{more}}}")
+    result = run_case(cpu_job(variant, "b4h2s129d64-fp16-var3-thd-seed0"))
+    assert message in (result.diagnosis.cause if result.diagnosis else "")
+    assert (result.outcome == "ok") == (not message)
 
 
 @pytest.mark.parametrize("name", ["padded_rows", "different_strides"])
