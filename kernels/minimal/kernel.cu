@@ -6,8 +6,10 @@
 // tile:    1 query x 1 key per thread, BLOCK_THREADS rows per block; 0 bytes of shared memory
 // takes:   fp16 and bf16, or fp32 (minimal_fp32), D = 64, D of V >= 64, any S_q >= 1 and S_kv >= 0, any strides, grouped heads,
 //          top-left and bottom-right causal masks, windows, soft caps, biases, ALiBi, boolean masks, sinks, ragged
+//          batches, pages, caches in e4m3 and int8
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <float.h>
 #include <math_constants.h>
 
@@ -22,10 +24,14 @@ static_assert(BLOCK_THREADS % 32 == 0 && BLOCK_THREADS <= 1024, "a block must be
 using fp16 = __half;
 using bf16 = __nv_bfloat16;
 using fp32 = float;
+using e4m3 = __nv_fp8_e4m3;
+using int8 = int8_t;
 
 __device__ __forceinline__ float to_float(fp16 x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(fp32 x) { return x; }
+__device__ __forceinline__ float to_float(e4m3 x) { return static_cast<float>(x); }
+__device__ __forceinline__ float to_float(int8 x) { return static_cast<float>(x); }
 __device__ __forceinline__ void from_float(fp16* x, float value) { *x = __float2half_rn(value); }
 __device__ __forceinline__ void from_float(bf16* x, float value) { *x = __float2bfloat16_rn(value); }
 __device__ __forceinline__ void from_float(fp32* x, float value) { *x = value; }
@@ -99,7 +105,8 @@ __device__ __forceinline__ Place find_key(const FaForwardArgs& args, const Seque
 
 // A block computes HEAD_DIM columns of the output.  The last one for a row ends at the last column, so that two blocks may
 // write the same results.  With IS_PLAIN, change_score changes nothing, V has HEAD_DIM columns, too, and there are neither pages nor starts.
-template <typename T, int HEAD_DIM, bool IS_PLAIN>
+// K and V are a CACHE; one of single bytes has scales.
+template <typename T, typename CACHE, int HEAD_DIM, bool IS_PLAIN>
 __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardArgs args) {
   const int64_t row_of_all_heads = int64_t(blockIdx.x) * BLOCK_THREADS + threadIdx.x;
   if (row_of_all_heads >= args.batch * args.heads * args.seq_q) return;
@@ -112,8 +119,11 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   const int64_t row_in_memory = sequence.first_query + row;
   const int64_t column = IS_PLAIN ? 0 : min(int64_t(blockIdx.y) * HEAD_DIM, args.head_dim_v - HEAD_DIM);  // the first one
   const T* q_gmem = static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head + row_in_memory * args.q_stride.seq;
-  const T* k_gmem = static_cast<const T*>(args.k) + kv_head * args.k_stride.head;
-  const T* v_gmem = static_cast<const T*>(args.v) + kv_head * args.v_stride.head + column * args.v_stride.dim;
+  const CACHE* k_gmem = static_cast<const CACHE*>(args.k) + kv_head * args.k_stride.head;
+  const CACHE* v_gmem = static_cast<const CACHE*>(args.v) + kv_head * args.v_stride.head + column * args.v_stride.dim;
+  constexpr bool HAS_SCALES = sizeof(CACHE) == 1;
+  const float* k_scales = args.k_scale + kv_head * args.k_scale_stride.head;
+  const float* v_scales = args.v_scale + kv_head * args.v_scale_stride.head;
   T* out_gmem = static_cast<T*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head +
                 row_in_memory * args.out_stride.seq + column * args.out_stride.dim;
 
@@ -134,9 +144,10 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
     // S = Q K^T
     float s = 0.0f;
     const Place place = find_key<IS_PLAIN>(args, sequence, batch, key);
-    const T* k = k_gmem + place.offset(args.k_stride);
+    const CACHE* k = k_gmem + place.offset(args.k_stride);
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; ++d) s += q[d] * to_float(k[d * args.k_stride.dim]);
+    if (HAS_SCALES) s *= k_scales[place.offset(args.k_scale_stride)];
     if (!IS_PLAIN) s = change_score<T>(args, sequence, s, batch, head, row, key) * CUDART_L2E_F;
 
     // row max
@@ -147,11 +158,12 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
     m = m_new;
 
     // P = exp2(S - m), row sum
-    const float p = exp2f(s - m);
+    float p = exp2f(s - m);
     l = l * rescale + p;
 
     // O += P V
-    const T* v = v_gmem + place.offset(args.v_stride);
+    if (HAS_SCALES) p *= v_scales[place.offset(args.v_scale_stride)];
+    const CACHE* v = v_gmem + place.offset(args.v_stride);
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; ++d) o[d] = o[d] * rescale + p * to_float(v[d * args.v_stride.dim]);
   }
@@ -166,6 +178,16 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
 }
 
 template <typename T, int HEAD_DIM>
+auto find_kernel(const FaForwardArgs& args) {
+  if (args.features & FA_CACHE_DTYPE) {
+    return args.cache_dtype == FA_DTYPE_int8 ? minimal_kernel<T, int8, HEAD_DIM, false> : minimal_kernel<T, e4m3, HEAD_DIM, false>;
+  }
+  const uint32_t places = FA_BLOCK_TABLE | FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K;
+  const bool is_plain = !(args.features & (FA_SOFTCAP | FA_BIAS | FA_ALIBI | FA_MASK | FA_HEAD_DIM_V | places));
+  return is_plain ? minimal_kernel<T, T, HEAD_DIM, true> : minimal_kernel<T, T, HEAD_DIM, false>;
+}
+
+template <typename T, int HEAD_DIM>
 int launch(const FaForwardArgs& args, cudaStream_t stream) {
   const int64_t rows = args.batch * args.heads * args.seq_q;
   const int64_t blocks = (rows + BLOCK_THREADS - 1) / BLOCK_THREADS;
@@ -177,17 +199,15 @@ int launch(const FaForwardArgs& args, cudaStream_t stream) {
     return fa_refuse(&args, "head_dim_v is %lld, it must be %d or more", static_cast<long long>(args.head_dim_v), HEAD_DIM);
   }
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>((args.head_dim_v + HEAD_DIM - 1) / HEAD_DIM));
-  const bool is_plain = !(args.features & (FA_SOFTCAP | FA_BIAS | FA_ALIBI | FA_MASK | FA_HEAD_DIM_V | FA_BLOCK_TABLE |
-                                          FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K));
-  const auto kernel = is_plain ? minimal_kernel<T, HEAD_DIM, true> : minimal_kernel<T, HEAD_DIM, false>;
+  const auto kernel = find_kernel<T, HEAD_DIM>(args);
   kernel<<<grid, BLOCK_THREADS, 0, stream>>>(args);
   return static_cast<int>(cudaPeekAtLastError());
 }
 
 FA_EXPORT int fa_forward(const FaForwardArgs* caller_args, cudaStream_t stream) {
   const uint32_t windows = FA_WINDOW_LEFT | FA_WINDOW_RIGHT, scores = FA_SOFTCAP | FA_BIAS | FA_ALIBI | FA_MASK;
-  const uint32_t lengths = FA_SEQLENS_Q | FA_SEQLENS_K | FA_BLOCK_TABLE | FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K;
-  if (int status = fa_check_features(caller_args, windows | scores | lengths | FA_SINK | FA_HEAD_DIM_V)) return status;
+  const uint32_t caches = FA_SEQLENS_Q | FA_SEQLENS_K | FA_BLOCK_TABLE | FA_CACHE_DTYPE | FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K;
+  if (int status = fa_check_features(caller_args, windows | scores | caches | FA_SINK | FA_HEAD_DIM_V)) return status;
   const FaForwardArgs args = fa_copy_args(caller_args);  // the caller's struct may end before its features
 #define LAUNCH_IF(DTYPE, HEAD_DIM) \
   if (args.dtype == FA_DTYPE_##DTYPE && args.head_dim == HEAD_DIM) return launch<DTYPE, HEAD_DIM>(args, stream);

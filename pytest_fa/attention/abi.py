@@ -12,6 +12,7 @@ from pytest_fa.attention.dtypes import FORMATS
 FieldKind = Literal["uint32", "uint64", "int32", "int64", "float", "pointer", "strides"]
 
 DTYPE_CODES = {name: each.code for name, each in FORMATS.items()}
+CACHE_DTYPE_CODES = {"e4m3": DTYPE_CODES["e4m3"], "int8": 4}
 CAUSAL_CODES = {"none": 0, "top_left": 1, "bottom_right": 2}
 
 # `FaForwardArgs`
@@ -60,6 +61,11 @@ FIELDS: tuple[tuple[str, FieldKind], ...] = (
     ("block_table", "pointer"),
     ("block_table_stride", "int64"),
     ("page_size", "int64"),
+    ("cache_dtype", "int32"),
+    ("k_scale", "pointer"),
+    ("v_scale", "pointer"),
+    ("k_scale_stride", "strides"),
+    ("v_scale_stride", "strides"),
     ("cu_seqlens_q", "pointer"),
     ("cu_seqlens_k", "pointer"),
     ("rows_q", "int64"),
@@ -77,6 +83,7 @@ FEATURES = {
     "seqlens_q": 256,
     "seqlens_k": 512,
     "block_table": 1024,
+    "cache_dtype": 2048,
     "cu_seqlens_q": 4096,
     "cu_seqlens_k": 8192,
 }
@@ -88,6 +95,8 @@ TENSORS = {
     "attn_mask": "mask",
     "seqlens_q": "seqlens_q",
     "seqlens_k": "seqlens_k",
+    "k_scale": "k_scale",
+    "v_scale": "v_scale",
     "cu_seqlens_q": "cu_seqlens_q",
     "cu_seqlens_k": "cu_seqlens_k",
     "block_table": "block_table",
@@ -97,4 +106,9 @@ NUMBERS = {"max_seqlen_q": "seq_q", "max_seqlen_k": "seq_k"}
 # The last arguments of the binding, in its order: what only some calls have.
 FURTHER = (*(word for word in TENSORS if word != "block_table"), *NUMBERS, "block_table")
 # The fields whose values have a code.
-CODES = {"dtype": DTYPE_CODES, "causal": CAUSAL_CODES, "out_dtype": DTYPE_CODES}
+CODES = {
+    "dtype": DTYPE_CODES,
+    "causal": CAUSAL_CODES,
+    "out_dtype": DTYPE_CODES,
+    "cache_dtype": CACHE_DTYPE_CODES,
+}

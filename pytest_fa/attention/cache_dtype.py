@@ -44,7 +44,6 @@ class CacheDtype(Part):
     )
     supports = "cache_dtype"
     claims = (PLAIN, *(f"{of}_{by}" for of in LARGEST for by in SHARED))
-    is_in_c_interface = False
     words = {
         "k_scale": ("k_scale", "k_scales", "k_cache_scale", "key_scale"),
         "v_scale": ("v_scale", "v_scales", "v_cache_scale", "value_scale"),
@@ -204,12 +203,11 @@ def _quantised(tensor: torch.Tensor, inputs: Any) -> tuple[torch.Tensor, torch.T
     else:
         numbers = inputs.e4m3_of(ratio)
     whole = _with_strides(numbers, single).expand(tensor.shape)
-    return whole, _given(scale.expand(*_sizes(tensor, by), 1), by)
+    return whole, _given(scale.expand(*scale_sizes(by, *tensor.shape[:3]), 1), by)
 
 
-def _sizes(tensor: torch.Tensor, by: str) -> tuple[int, int, int]:
-    """The sizes of the scales of [batch, kv_heads, seq_k, dim]."""
-    batch, heads, keys, _ = tensor.shape
+def scale_sizes(by: str, batch: int, heads: int, keys: int) -> tuple[int, int, int]:
+    """The sizes of the scales of [batch, kv_heads, seq_k, dim]; 1 along an axis on which they do not depend."""
     return {"t": (1, 1, 1), "h": (1, heads, 1), "th": (batch, heads, keys)}[by]
 
 

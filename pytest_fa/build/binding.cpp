@@ -117,7 +117,7 @@ class Arguments {
   const TVMFFIAny *next_, *end_;
 };
 
-constexpr int DESCALES = 3, FURTHER = 11;  // the arguments for descales, and those that ReadFurther reads
+constexpr int DESCALES = 3, FURTHER = 13;  // the arguments for descales, and those that ReadFurther reads
 
 void* Data(const DLTensor& tensor) { return static_cast<char*>(tensor.data) + tensor.byte_offset; }
 
@@ -163,7 +163,7 @@ void CheckShape(const DLTensor& tensor, const char* name, const int64_t (&expect
   }
 }
 
-const char* const DTYPE_NAMES[] = {"fp16", "bf16", "fp32", "e4m3"};  // by FaDtype
+const char* const DTYPE_NAMES[] = {"fp16", "bf16", "fp32", "e4m3", "int8"};  // by FaDtype
 
 int32_t Dtype(const DLTensor& tensor, const char* name) {
   const DLDataType dtype = tensor.dtype;
@@ -271,8 +271,6 @@ FaForwardArgs MakeArgs(Computes computes, const DLTensor& q, const DLTensor& k, 
   FA_REQUIRE(causal >= FA_CAUSAL_NONE && causal <= FA_CAUSAL_BOTTOM_RIGHT, ValueError,
              "causal is %lld, allowed are 0 (none), 1 (top left), 2 (bottom right)", static_cast<long long>(causal));
   const int32_t dtype = Dtype(q, "q");
-  CheckDtype(k, "k", dtype);
-  CheckDtype(v, "v", dtype);
   const int32_t out_dtype = OutDtype(out, dtype);
 
   FaForwardArgs args = {};
@@ -318,6 +316,42 @@ void TakeTable(const DLTensor& table, FaForwardArgs& args, const DLTensor& q) {
   args.seq_k = table.shape[1] * args.page_size;
 }
 
+// Takes the scales of k or v, [1], [kv_heads] or [batch or pages, kv_heads, seq_k or page_size]; returns their strides.
+FaStrides TakeScales(const DLTensor& scales, const char* name, const float** address, const DLTensor& q, const DLTensor& k) {
+  const int64_t batch = k.shape[0], heads = k.shape[1], keys = k.shape[2];
+  if (scales.ndim == 1) {
+    const int64_t count = scales.shape[0] == 1 ? 1 : heads;
+    *address = Floats(scales, name, {count}, q);
+    return {0, count == 1 ? 0 : 1, 0, 0};
+  }
+  *address = Floats(scales, name, {batch, heads, keys}, q);
+  return {heads * keys, keys, 1, 0};
+}
+
+// The FaDtype of a k or v that has scales.
+int32_t CacheDtype(const DLTensor& tensor, const char* name) {
+  const DLDataType dtype = tensor.dtype;
+  if (dtype.bits == 8 && dtype.code == kDLInt) return FA_DTYPE_int8;
+  if (dtype.bits == 8 && dtype.code == kDLFloat8_e4m3fn) return FA_DTYPE_e4m3;
+  FA_THROW(TypeError, "%s has scales and must be e4m3 or int8, got DLPack type code %d with %d bits", name, dtype.code,
+           dtype.bits);
+}
+
+// Takes a quantised cache, whose k and v have scales; without scales, they have q's dtype.
+void TakeCache(const DLTensor* k_scale, const DLTensor* v_scale, FaForwardArgs& args, const DLTensor& q, const DLTensor& k,
+               const DLTensor& v) {
+  FA_REQUIRE(k_scale != nullptr && v_scale != nullptr, ValueError, "%s is given without %s", k_scale ? "k_scale" : "v_scale",
+             k_scale ? "v_scale" : "k_scale");
+  FA_REQUIRE(args.dtype == FA_DTYPE_fp16 || args.dtype == FA_DTYPE_bf16, TypeError,
+             "k_scale is given and q is %s; it must be fp16 or bf16", DTYPE_NAMES[args.dtype]);
+  args.features |= FA_CACHE_DTYPE;
+  args.cache_dtype = CacheDtype(k, "k");
+  FA_REQUIRE(CacheDtype(v, "v") == args.cache_dtype, TypeError, "k is %s and v is %s; they must have the same dtype",
+             DTYPE_NAMES[args.cache_dtype], DTYPE_NAMES[CacheDtype(v, "v")]);
+  args.k_scale_stride = TakeScales(*k_scale, "k_scale", &args.k_scale, q, k);
+  args.v_scale_stride = TakeScales(*v_scale, "v_scale", &args.v_scale, q, k);
+}
+
 // A bias or a mask has seq_k keys; with pages, as many as the longest sequence.
 void CheckPairs(const DLTensor& tensor, const char* name, const FaForwardArgs& args, bool has_pages) {
   CheckShape(tensor, name, {args.batch, args.heads, args.seq_q, has_pages ? tensor.shape[3] : args.seq_k});
@@ -353,7 +387,7 @@ void TakeSequences(const DLTensor* of_queries, const DLTensor* of_keys, Argument
 }
 
 // Reads what only some calls have besides numbers that change scores, each of which is None if the call lacks it.
-void ReadFurther(Arguments& arguments, FaForwardArgs& args, const DLTensor& q, const DLTensor& k) {
+void ReadFurther(Arguments& arguments, FaForwardArgs& args, const DLTensor& q, const DLTensor& k, const DLTensor& v) {
   const bool has_pages = arguments.EndsWithTensor();
   if (const DLTensor* sink = arguments.TensorOrNone("sink")) {
     args.features |= FA_SINK;
@@ -383,6 +417,7 @@ void ReadFurther(Arguments& arguments, FaForwardArgs& args, const DLTensor& q, c
     args.mask_stride = PairStrides(*mask);
   }
   const DLTensor *of_queries = arguments.TensorOrNone("seqlens_q"), *of_keys = arguments.TensorOrNone("seqlens_k");
+  const DLTensor *k_scale = arguments.TensorOrNone("k_scale"), *v_scale = arguments.TensorOrNone("v_scale");
   const DLTensor *starts_q = arguments.TensorOrNone("cu_seqlens_q"), *starts_k = arguments.TensorOrNone("cu_seqlens_k");
   TakeSequences(starts_q, starts_k, arguments, args, q, k);
   FA_REQUIRE(starts_q == nullptr || !(args.features & (FA_BIAS | FA_MASK)), ValueError,
@@ -397,11 +432,12 @@ void ReadFurther(Arguments& arguments, FaForwardArgs& args, const DLTensor& q, c
     args.features |= FA_SEQLENS_K;
     args.seqlens_k = Lengths(*of_keys, "seqlens_k", args.batch, q);
   }
+  if (k_scale != nullptr || v_scale != nullptr) TakeCache(k_scale, v_scale, args, q, k, v);
   if (const DLTensor* table = arguments.TensorOrNone("block_table")) TakeTable(*table, args, q);
 }
 
 // Reads the features of a call, each of which is None if the call lacks it.
-void ReadFeatures(Arguments& arguments, FaForwardArgs& args, const DLTensor& q, const DLTensor& k) {
+void ReadFeatures(Arguments& arguments, FaForwardArgs& args, const DLTensor& q, const DLTensor& k, const DLTensor& v) {
   if (!arguments.SkipNone()) {
     args.features |= FA_SOFTCAP;
     args.softcap = static_cast<float>(arguments.Number("softcap"));
@@ -419,7 +455,11 @@ void ReadFeatures(Arguments& arguments, FaForwardArgs& args, const DLTensor& q, 
   FA_REQUIRE(!(args.features & (FA_WINDOW_LEFT | FA_WINDOW_RIGHT)) || args.causal == FA_CAUSAL_NONE, ValueError,
              "causal is %s beside a window; leave it out: window_right=0 hides the keys after a query",
              args.causal == FA_CAUSAL_TOP_LEFT ? "top_left" : "bottom_right");
-  if (!arguments.IsAtEnd()) ReadFurther(arguments, args, q, k);
+  if (!arguments.IsAtEnd()) ReadFurther(arguments, args, q, k, v);
+  if (!(args.features & FA_CACHE_DTYPE)) {
+    CheckDtype(k, "k", args.dtype);
+    CheckDtype(v, "v", args.dtype);
+  }
   FA_REQUIRE(k.shape[0] == args.batch || args.features & (FA_BLOCK_TABLE | FA_CU_SEQLENS_K), ValueError, "k has %lld batches, q has %lld",
              static_cast<long long>(k.shape[0]), static_cast<long long>(args.batch));
   args.struct_size = args.features == 0 ? FA_PLAIN_SIZE : sizeof(FaForwardArgs);
@@ -465,7 +505,7 @@ int64_t Forward(Arguments arguments) {
   } else {
     arguments.Skip(DESCALES);
   }
-  ReadFeatures(arguments, args, q, k);
+  ReadFeatures(arguments, args, q, k, v);
   if (workspace != nullptr) {
     args.workspace = Data(*workspace);
     args.workspace_bytes = workspace->dtype.bits / 8;
@@ -492,7 +532,7 @@ int64_t WorkspaceBytes(Arguments arguments) {
   const DLTensor& out = arguments.Tensor("out");
   const double scale = arguments.Number("scale");
   FaForwardArgs args = MakeArgs(COMPUTES, q, k, v, out, scale, arguments.Integer("causal"));
-  ReadFeatures(arguments, args, q, k);
+  ReadFeatures(arguments, args, q, k, v);
   DeviceGuard guard(q.device.device_id);
   return fa_workspace_bytes == nullptr ? 0 : static_cast<int64_t>(fa_workspace_bytes(&args));
 }

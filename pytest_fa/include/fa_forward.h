@@ -22,7 +22,7 @@
 #define FA_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum FaStatus { FA_OK = 0, FA_REFUSED = -1 };
-enum FaDtype { FA_DTYPE_fp16 = 0, FA_DTYPE_bf16 = 1, FA_DTYPE_fp32 = 2, FA_DTYPE_e4m3 = 3 };
+enum FaDtype { FA_DTYPE_fp16 = 0, FA_DTYPE_bf16 = 1, FA_DTYPE_fp32 = 2, FA_DTYPE_e4m3 = 3, FA_DTYPE_int8 = 4 };
 enum FaCausal { FA_CAUSAL_NONE = 0, FA_CAUSAL_TOP_LEFT = 1, FA_CAUSAL_BOTTOM_RIGHT = 2 };
 enum FaFeature {
   FA_SOFTCAP = 1,
@@ -36,6 +36,7 @@ enum FaFeature {
   FA_SEQLENS_Q = 256,
   FA_SEQLENS_K = 512,
   FA_BLOCK_TABLE = 1024,
+  FA_CACHE_DTYPE = 2048,
   FA_CU_SEQLENS_Q = 4096,
   FA_CU_SEQLENS_K = 8192
 };
@@ -61,7 +62,7 @@ struct FaForwardArgs {
 
   int64_t batch, heads, kv_heads, seq_q, seq_k, head_dim;
   struct FaStrides q_stride, k_stride, v_stride, out_stride;
-  int32_t dtype;     /* FaDtype of q, k and v */
+  int32_t dtype;     /* FaDtype of q, and of k and v without FA_CACHE_DTYPE; never int8 */
   int32_t causal;    /* FaCausal; FA_CAUSAL_NONE if the call has a window */
   float scale;       /* factor of the scores q k^T, before the softmax */
   int32_t out_dtype; /* FaDtype of out: that of q, but fp16 or bf16 if q is e4m3 */
@@ -103,6 +104,14 @@ struct FaForwardArgs {
    * caches that no sequence has may hold NaN. */
   const int32_t* block_table; /* [batch, seq_k / page_size], on the device */
   int64_t block_table_stride, page_size;
+
+  /* FA_CACHE_DTYPE: k and v are numbers of 8 bits beside a q in fp16 or bf16.  The value of an element of k is its number
+   * times a float on the device, at k_scale + b * k_scale_stride.batch + h * k_scale_stride.head + j * k_scale_stride.seq for key j of
+   * key/value head h of batch b; with FA_BLOCK_TABLE, for slot j of page b.  A stride is 0 along an axis on which the scales do
+   * not depend, and `dim` is always 0.  Scales of keys that no sequence has may be NaN.  The same holds for v and v_scale. */
+  int32_t cache_dtype; /* FaDtype of k and v: FA_DTYPE_e4m3 or FA_DTYPE_int8 */
+  const float *k_scale, *v_scale;
+  struct FaStrides k_scale_stride, v_scale_stride;
 
   /* The sequences lie behind one another: sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q and out, which
    * have 0 as the stride of a batch, and those of cu_seqlens_k of k and v.  The numbers do not fall.  seq_q and seq_k are at least
@@ -163,6 +172,7 @@ static inline int fa_check_features(const struct FaForwardArgs* args, uint32_t t
       {FA_SEQLENS_Q, "lengths of queries", "FA_SEQLENS_Q"},
       {FA_SEQLENS_K, "lengths of keys", "FA_SEQLENS_K"},
       {FA_BLOCK_TABLE, "pages", "FA_BLOCK_TABLE"},
+      {FA_CACHE_DTYPE, "a quantised cache", "FA_CACHE_DTYPE"},
       {FA_CU_SEQLENS_Q, "queries of sequences behind one another", "FA_CU_SEQLENS_Q"},
       {FA_CU_SEQLENS_K, "keys of sequences behind one another", "FA_CU_SEQLENS_K"},
   };

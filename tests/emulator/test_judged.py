@@ -34,12 +34,12 @@ emulator_set.argtypes = (ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_d
 
 
 def forward(q, k, v, *, scale, causal, out, lse=None, softcap=0.0, window_left=None, window_right=None, attn_bias=None,
-            alibi_slopes=None, attn_mask=None, sink=None, seqlens_q=None, seqlens_k=None, block_table=None,
-            cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None):
+            alibi_slopes=None, attn_mask=None, sink=None, seqlens_q=None, seqlens_k=None, k_scale=None,
+            v_scale=None, block_table=None, **starts):
     emulator_set(0, 2, 8, 0.5)
     tensors = dict(attn_bias=attn_bias, alibi_slopes=alibi_slopes, attn_mask=attn_mask, sink=sink)
-    tensors |= dict(seqlens_q=seqlens_q, seqlens_k=seqlens_k, block_table=block_table, cu_seqlens_q=cu_seqlens_q)
-    tensors |= dict(cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    tensors |= dict(seqlens_q=seqlens_q, seqlens_k=seqlens_k, k_scale=k_scale, v_scale=v_scale, block_table=block_table)
+    tensors |= starts
     given = {{name: tensor for name, tensor in tensors.items() if tensor is not None}}
     windows = dict(window_left=window_left, window_right=window_right)
     return call(q, k, v, scale=scale, causal=causal, out=out, lse=lse, softcap=softcap or None, **windows, **given)
@@ -51,6 +51,8 @@ CASES = (
     "b4h4s3d64-fp16-kv2-sk150-var1-page16-maskq-seed0",
     "b9h4s129d64-bf16-causal_br-kv2-var2-sink-thd-seed1",
     "b4h4s65d64-fp16-kv2-sk150-var3-page16-thd-seed0",
+    "b2h4s65d64-bf16-causal-kv2-sk100-kv_e4m3_h-dv72-seed0",
+    "b4h4s3d64-fp16-kv2-sk150-var1-page16-kv_int8_th-seed0",
     "b1h2s65d64-fp16-seed0",
 )
 

@@ -35,6 +35,10 @@ SHAPES = (
     "b9h2s140d64-fp16-var1",
     "b4h4s70d64-fp16-causal_br-kv2-sk150-var2",
     "b4h2s150d64-fp16-win37_0-sk70-var3-alibi",
+    "b2h4s70d64-fp16-kv2-sk100-kv_e4m3_t",
+    "b2h6s70d64-fp16-causal_br-kv3-sk100-kv_int8_h-bshd",
+    "b4h4s5d64-fp16-kv2-sk150-var2-kv_e4m3_th",
+    "b4h4s3d64-fp16-kv2-sk150-var1-page16hnd-kv_int8_th-dv200",
     "b2h2s70d64-fp16-sk100-dv200-mask-bshd",  # the last two blocks of columns overlap
 )
 DTYPES = {"minimal": ("fp16", "bf16"), "minimal_fp32": ("fp32",)}

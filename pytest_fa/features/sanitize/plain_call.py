@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from pytest_fa.attention import abi, parts
+from pytest_fa.attention.cache_dtype import PLAIN, scale_sizes
 from pytest_fa.attention.dtypes import ELEMENT_BYTES
 from pytest_fa.attention.layout import Layout, strides
 from pytest_fa.attention.mask import VISIBLE
@@ -30,7 +31,7 @@ from pytest_fa.records.outcome import Outcome
 from pytest_fa.wire.jobs import CaseJob, decode_job
 
 ABI_VERSION = 1
-DESCALE = 0.01  # of every head in e4m3, whose random numbers are below 448
+DESCALE = 0.01  # of every number in 8 bits, which are below 448
 E4M3_SIGN, E4M3_NAN = 0x80, 0x7F
 EXPONENT_BITS = {"fp16": 0x7C00, "bf16": 0x7F80, "fp32": 0x7F800000}
 MESSAGE_BYTES = 512
@@ -98,9 +99,7 @@ def call(case: Case, library: str) -> PlainResult:
     ctypes.CDLL(str(ffi_folder() / "lib" / "libtvm_ffi.so"), mode=ctypes.RTLD_GLOBAL)
     build = ctypes.CDLL(library)
     query_count = case.batch * case.heads * case.seq_q * case.head_dim
-    cache = parts.cache_of(case)
-    keys = cache.pages * cache.page_size if cache else case.batch * case.seq_k
-    key_count, value_count = (keys * case.kv_heads * dim for dim in (case.head_dim, case.head_dim_v))
+    key_count, value_count = (math.prod(_cache_sizes(case)) * dim for dim in (case.head_dim, case.head_dim_v))
     generator = np.random.default_rng(case.seed)
     counts = (query_count, key_count, value_count)
     if case.layout == "packed":
@@ -108,7 +107,9 @@ def call(case: Case, library: str) -> PlainResult:
         row_bytes = ELEMENT_BYTES[case.dtype] * case.head_dim
         k, v = (q + row_bytes * heads for heads in (case.heads, case.heads + case.kv_heads))
     else:
-        q, k, v = (cuda.upload(_draw(generator, count, case.dtype)) for count in counts)
+        of_cache = _cache_dtype(case) or case.dtype
+        dtypes = (case.dtype, of_cache, of_cache)
+        q, k, v = (cuda.upload(_draw(generator, *each)) for each in zip(counts, dtypes, strict=True))
     out_bytes = ELEMENT_BYTES[case.out_dtype] * math.prod(case.out_shape)
     out = cuda.allocate(out_bytes)
     message = ctypes.create_string_buffer(MESSAGE_BYTES)
@@ -151,19 +152,17 @@ def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
     args.k_stride = Strides(*strides(case.layout, of_row or case.kv_heads, case.seq_k, case.head_dim))
     args.v_stride = Strides(*strides(case.layout, of_row or case.kv_heads, case.seq_k, case.head_dim_v))
     args.scale = case.scale
-    words = {"dtype": case.dtype, "out_dtype": case.out_dtype, **parts.arguments_of(case)}
-    if case.head_dim_v != case.head_dim:
-        words["head_dim_v"] = case.head_dim_v
-    for word, value in words.items():
+    for word, value in _values(case).items():
         field = abi.NUMBERS.get(word, word)
         if field not in dict(abi.FIELDS):
             raise UnsupportedCase(f"the C interface has no field for {word!r}")
         setattr(args, field, abi.CODES[word][value] if word in abi.CODES else value)
         args.features |= abi.FEATURES.get(word, 0)
     for word, sizes in _tensor_sizes(case).items():
-        args.features |= abi.FEATURES[abi.TENSORS[word]]
-        if not parts.tensor_form(word).vector:
-            setattr(args, f"{abi.TENSORS[word]}_stride", _pair_strides(sizes))
+        field = abi.TENSORS[word]
+        args.features |= abi.FEATURES.get(field, 0)
+        if dict(abi.FIELDS).get(f"{field}_stride") == "strides":
+            setattr(args, f"{field}_stride", _pair_strides(sizes))
     _place(args, case)
     if args.features:
         args.struct_size = ctypes.sizeof(ForwardArgs)
@@ -187,10 +186,21 @@ def _place(args: ForwardArgs, case: Case) -> None:
             args.k_stride.batch = args.v_stride.batch = 0
 
 
+def _values(case: Case) -> dict[str, Any]:
+    """The fields of a call whose values are no tensors, without those of every call."""
+    words = {"dtype": case.dtype, "out_dtype": case.out_dtype, **parts.arguments_of(case)}
+    if case.head_dim_v != case.head_dim:
+        words["head_dim_v"] = case.head_dim_v
+    if cache_dtype := _cache_dtype(case):
+        words["cache_dtype"] = cache_dtype
+    return words
+
+
 def _tensor_sizes(case: Case) -> dict[str, tuple[int, ...]]:
     """The tensors of parts of attention by their words: [batch or 1, heads or 1, seq_q or 1, seq_k or 1] each.
 
-    Raises `UnsupportedCase` for one that the C interface lacks.
+    Scales of a cache are [batch or 1, kv_heads or 1, seq_k or 1, 1], with pages [pages or 1, kv_heads or 1, page_size
+    or 1, 1].  Raises `UnsupportedCase` for a tensor that the C interface lacks.
     """
     whole = (case.batch, case.heads, case.seq_q, case.seq_k)
     sizes: dict[str, tuple[int, ...]] = {}
@@ -204,7 +214,22 @@ def _tensor_sizes(case: Case) -> dict[str, tuple[int, ...]]:
         elif axes := part.axes(word, case):
             of_word = (*whole[:3], part.columns(word, case)) if parts.is_table(word) else whole
             sizes[word] = tuple(size if depends else 1 for size, depends in zip(of_word, axes, strict=True))
+    if _cache_dtype(case):
+        of_scales = scale_sizes(case.value_of("cache_dtype").split("_")[1], *_cache_sizes(case))
+        sizes |= dict.fromkeys(("k_scale", "v_scale"), (*of_scales, 1))
     return sizes
+
+
+def _cache_dtype(case: Case) -> str:
+    """The dtype of a quantised cache; empty if k and v have that of q."""
+    text = str(case.value_of("cache_dtype"))
+    return "" if text == PLAIN else text.split("_", maxsplit=1)[0]
+
+
+def _cache_sizes(case: Case) -> tuple[int, int, int]:
+    """The batches or pages, key/value heads, and keys or slots of k and v."""
+    cache = parts.cache_of(case)
+    return (cache.pages, case.kv_heads, cache.page_size) if cache else (case.batch, case.kv_heads, case.seq_k)
 
 
 def _pair_strides(sizes: tuple[int, ...]) -> Strides:
@@ -220,6 +245,8 @@ def _draw(generator: np.random.Generator, count: int, dtype: str) -> bytes:
     if dtype == "e4m3":
         signs = generator.integers(0, 2, count, dtype=np.uint8) * E4M3_SIGN
         return (generator.integers(0, E4M3_NAN, count, dtype=np.uint8) | signs).astype(np.uint8).tobytes()
+    if dtype == "int8":
+        return generator.bytes(count)
     numbers = generator.standard_normal(count, dtype=np.float32)
     if dtype == "fp32":
         return numbers.tobytes()
@@ -231,6 +258,8 @@ def _draw(generator: np.random.Generator, count: int, dtype: str) -> bytes:
 def _draw_tensor(generator: np.random.Generator, word: str, count: int, case: Case) -> bytes:
     """A tensor of a part of attention: numbers from N(0, 1), three visible keys of four, or what is not random."""
     form, dtype = parts.tensor_form(word).dtype, case.dtype
+    if parts.tensor_form(word).vector == "scale":
+        return _descales(count)
     if not parts.tensor_form(word).is_random:
         return np.array(parts.tensor_words()[word].fixed(word, case), dtype=form).tobytes()
     if form == "bool":

@@ -78,6 +78,27 @@ def test_tensors_of_parts_have_their_bits() -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "code", "strides"),
+    [
+        ("-kv_int8_t", 4, (0, 0, 0, 0)),
+        ("-kv_e4m3_h", 3, (0, 1, 0, 0)),
+        ("-kv_int8_th", 4, (2 * 80, 80, 1, 0)),
+        ("-var1-page16-kv_e4m3_th", 3, (2 * 16, 16, 1, 0)),
+    ],
+)
+def test_a_cache_has_scales(shape: str, code: int, strides: tuple[int, ...]) -> None:
+    """They have strides of 0 along the axes on which they do not depend, and numbers have a byte."""
+    case = parse_case(f"b2h4s64d64-fp16-kv2-sk80{shape}-seed0")
+    args = plain_call.forward_args(case, 1, 2, 3, 4)
+    assert (args.features & 2048, args.dtype, args.cache_dtype) == (2048, 0, code)
+    for each in (args.k_scale_stride, args.v_scale_stride):
+        assert (each.batch, each.head, each.seq, each.dim) == strides
+    generator = np.random.default_rng(0)
+    scales = np.frombuffer(plain_call._draw_tensor(generator, "k_scale", 6, case), dtype=np.float32)
+    assert (len(plain_call._draw(generator, 1000, "int8")), len(scales), min(scales) > 0) == (1000, 6, True)
+
+
+@pytest.mark.parametrize(
     ("word", "dtype", "size"),
     [("attn_mask", "bf16", 1), ("attn_bias", "fp16", 2), ("attn_bias", "e4m3", 4), ("sink", "fp16", 4)],
 )

@@ -34,6 +34,7 @@ TENSORS = (
     "block_table",
     "cu_seqlens_q",
     "cu_seqlens_k",
+    "cache_dtype",
 )
 EARLIER = Path(__file__).parents[2] / "recorded" / "earlier"
 # It copies its arguments, and says in `message` which window and which tensors it got.

@@ -200,6 +200,33 @@ def test_starts_need_one_batch(bound: Bound) -> None:
         bound.forward(q, k, v, scale=1.0, out=out, cu_seqlens_q=starts(0, 3), max_seqlen_q=3)
 
 
+def int8_cache(pages: int = 2) -> dict[str, Any]:
+    """K and v of 2 heads and 5 keys in int8, with scales of each head."""
+    k, v = (torch.zeros(pages, 2, 5, 8, dtype=torch.int8) for _ in "kv")
+    return {"k": k, "v": v, "k_scale": torch.ones(2), "v_scale": torch.ones(2)}
+
+
+@pytest.mark.parametrize(("dtype", "code"), [(torch.float8_e4m3fn, 3), (torch.int8, 4)])
+@pytest.mark.parametrize(("shape", "strides"), [((1,), (0, 0, 0, 0)), ((2,), (0, 1, 0, 0)), ((7, 2, 5), (10, 5, 1, 0))])
+def test_a_quantised_cache_has_its_bit(
+    bound: Bound, dtype: torch.dtype, code: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    """One formula finds the scale of a page, head and slot, whatever it depends on; k and v differ in that."""
+    q, *_, out = tensors()
+    cache = int8_cache(7) | {"k_scale": torch.ones(shape)}
+    cache |= {name: cache[name].to(dtype) for name in "kv"}
+    pages: dict[str, Any] = {
+        "seqlens_k": torch.zeros(2, dtype=torch.int32),
+        "block_table": torch.zeros(2, 3, dtype=torch.int32),
+    }
+    bound.forward(q, **cache, scale=1.0, out=out, **pages)
+    args = bound.last()
+    assert (args.features, args.dtype, args.cache_dtype, args.seq_k) == (512 | 1024 | 2048, 0, code, 15)
+    assert [args.k_scale, args.v_scale] == [cache["k_scale"].data_ptr(), cache["v_scale"].data_ptr()]
+    found = [(each.batch, each.head, each.seq, each.dim) for each in (args.k_scale_stride, args.v_scale_stride)]
+    assert found == [strides, (0, 1, 0, 0)]
+
+
 def test_v_may_have_another_head_dim(bound: Bound) -> None:
     """Then the output has it, too; a V like Q and K has no bit."""
     q, k, v, out = tensors()
@@ -308,6 +335,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"attn_mask is \[2, 1, 3, 5\]: axis 1 must be 4",
     ),
     "a word of no field": ({"page_table": torch.zeros(4)}, "the C interface has no page_table"),
+    "a cache without scales": (int8_cache() | {"k_scale": None, "v_scale": None}, "k must be fp16, bf16, fp32 or e4m3"),
+    "a cache without scales of v": (int8_cache() | {"v_scale": None}, "k_scale is given without v_scale"),
+    "scales of fp16": ({"k_scale": torch.ones(1), "v_scale": torch.ones(1)}, "k has scales and must be e4m3 or int8"),
+    "a cache beside fp32": (
+        int8_cache() | dict.fromkeys(("q", "out"), torch.zeros(2, 4, 3, 8)),
+        "q is fp32; it must be fp16 or bf16",
+    ),
+    "a cache of two dtypes": (
+        int8_cache() | {"v": torch.zeros(2, 2, 5, 8).to(torch.float8_e4m3fn)},
+        "k is int8 and v is e4m3; they must have the same dtype",
+    ),
+    "queries in int8": ({"q": torch.zeros(2, 4, 3, 8).char()}, "q must be fp16, bf16, fp32 or e4m3"),
+    "scales in fp16": (int8_cache() | {"k_scale": torch.ones(2).half()}, "k_scale must be float32, got 16 bits"),
+    "scales of query heads": (int8_cache() | {"v_scale": torch.ones(4)}, r"v_scale is \[4\]: axis 0 must be 2"),
+    "scales of fewer keys": (int8_cache() | {"v_scale": torch.ones(2, 2, 4)}, r"v_scale is .*: axis 2 must be 5"),
+    "scales of batches": (int8_cache() | {"k_scale": torch.ones(2, 2)}, "k_scale must have 3 dimensions, got"),
+    "scales with gaps": (int8_cache() | {"k_scale": torch.ones(4)[::2]}, "k_scale must be contiguous"),
     "an lse with gaps": ({"lse": torch.zeros(2, 4, 6)[..., ::2]}, "lse must be contiguous"),
 }
 
