@@ -58,6 +58,10 @@ class CacheDtype(Part):
             "cache_scales_exchanged",
             "cache_scale_of_next_head",
             "cache_scale_of_next_key",
+            "cuda_cache_scale_ignored",
+            "cuda_cache_scale_of_next_head",
+            "cuda_cache_scale_of_first_key",
+            "cuda_cache_int8_unsigned",
         ),
         ("max", False),
     )

@@ -1,4 +1,4 @@
-"""The self-test's wrong kernels in windows and soft caps, emulated on the CPU: each is caught by its check."""
+"""The self-test's wrong kernels in windows, soft caps and caches, emulated on the CPU: each is caught by its check."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def test_the_twin_is_right(build: Build) -> None:
     assert list(rejecting(build(TWIN))) == []
 
 
-@pytest.mark.parametrize("name", nightly_but(WRONG, "cuda_window_zero_is_open", "cuda_cap_after_mask"))
+@pytest.mark.parametrize(
+    "name", nightly_but(WRONG, "cuda_window_zero_is_open", "cuda_cap_after_mask", "cuda_cache_scale_of_next_head")
+)
 def test_each_mistake_is_caught(build: Build, name: str) -> None:
     """The check that must reject a kernel does."""
     assert FAULTS[name].caught_by in rejecting(build(name))

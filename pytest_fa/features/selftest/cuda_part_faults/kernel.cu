@@ -1,10 +1,12 @@
-// cuda_part_faults: attention with a window and a soft cap, one mistake in them, selected by FAULT, and a correct twin.
+// cuda_part_faults: attention with windows, soft caps and caches, one mistake in them, selected by FAULT, and a correct twin.
 // step:    one thread per query row, straight from global memory, and one mistake
-// because: the checks must be tested with the mistakes that kernels make in windows and soft caps
+// because: the checks must be tested with the mistakes that kernels make in windows, soft caps and caches
 // expect:  every mistake is caught by its check, and the correct twin passes every check
 // tile:    1 query x 1 key per thread, BLOCK rows per block; 0 bytes of shared memory
-// takes:   fp16, D = 64, any lengths, any strides, grouped heads, top-left and bottom-right causal masks, windows, soft caps
+// takes:   fp16, D = 64, any lengths, any strides, grouped heads, top-left and bottom-right causal masks, windows, soft caps,
+//          caches in e4m3 and int8
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <math_constants.h>
 
 #include "fa_forward.h"
@@ -33,6 +35,10 @@ enum Fault {
   CAP_OF_LOG2,          // scores in base 2 get the cap of natural ones
   CAP_IN_HALF,          // tanh has the precision of fp16
   CAP_AFTER_MASK,       // hidden keys have the score -cap: the soft cap comes after the mask
+  SCALE_IGNORED,        // numbers of a cache are taken for values
+  SCALE_OF_NEXT_HEAD,   // each head has the scale of the next one
+  SCALE_OF_FIRST_KEY,   // all keys of a head have the scale of the first one
+  INT8_UNSIGNED,        // int8 numbers are taken for unsigned ones
 };
 
 constexpr int BLOCK = 128, TILE = 32, DIM = 64;
@@ -82,14 +88,31 @@ __device__ __forceinline__ float find_score(const FaForwardArgs& args, float qk)
   return FAULT == CAP_TWICE ? cap * tanh_of(capped / cap) : capped;
 }
 
+// A number of K or V.
+__device__ __forceinline__ float load(const FaForwardArgs& args, const void* numbers, int64_t index) {
+  if (!(args.features & FA_CACHE_DTYPE)) return __half2float(static_cast<const __half*>(numbers)[index]);
+  if (args.cache_dtype == FA_DTYPE_e4m3) return static_cast<float>(static_cast<const __nv_fp8_e4m3*>(numbers)[index]);
+  const int8_t number = static_cast<const int8_t*>(numbers)[index];
+  return FAULT == INT8_UNSIGNED ? uint8_t(number) : number;
+}
+
+// The factor of the numbers of a key.
+__device__ __forceinline__ float find_scale(const FaForwardArgs& args, const float* scales, const FaStrides& stride, int64_t batch,
+                                            int64_t kv_head, int64_t key) {
+  if (!(args.features & FA_CACHE_DTYPE) || FAULT == SCALE_IGNORED) return 1.0f;
+  if (FAULT == SCALE_OF_NEXT_HEAD) kv_head = (kv_head + 1) % args.kv_heads;
+  if (FAULT == SCALE_OF_FIRST_KEY) key = 0;
+  return scales[batch * stride.batch + kv_head * stride.head + key * stride.seq];
+}
+
 __global__ void __launch_bounds__(BLOCK) part_fault_kernel(const FaForwardArgs args) {
   const int64_t row_of_all_heads = int64_t(blockIdx.x) * BLOCK + threadIdx.x;
   if (row_of_all_heads >= args.batch * args.heads * args.seq_q) return;
   const int64_t row = row_of_all_heads % args.seq_q, head = row_of_all_heads / args.seq_q % args.heads;
   const int64_t batch = row_of_all_heads / args.seq_q / args.heads, kv_head = head / (args.heads / args.kv_heads);
   const __half* q = static_cast<const __half*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head + row * args.q_stride.seq;
-  const __half* k = static_cast<const __half*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head;
-  const __half* v = static_cast<const __half*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head;
+  const int64_t k_first = batch * args.k_stride.batch + kv_head * args.k_stride.head;
+  const int64_t v_first = batch * args.v_stride.batch + kv_head * args.v_stride.head;
   __half* out = static_cast<__half*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head + row * args.out_stride.seq;
 
   const VisibleKeys keys = find_visible_keys(args, row);
@@ -98,13 +121,15 @@ __global__ void __launch_bounds__(BLOCK) part_fault_kernel(const FaForwardArgs a
   for (int64_t key = hides_first ? 0 : keys.begin; key < (hides_first ? args.seq_k : keys.end); ++key) {
     float s = 0.0f;
 #pragma unroll
-    for (int d = 0; d < DIM; ++d) s += __half2float(q[d * args.q_stride.dim]) * __half2float(k[key * args.k_stride.seq + d * args.k_stride.dim]);
+    for (int d = 0; d < DIM; ++d) s += __half2float(q[d * args.q_stride.dim]) * load(args, args.k, k_first + key * args.k_stride.seq + d * args.k_stride.dim);
+    s *= find_scale(args, args.k_scale, args.k_scale_stride, batch, kv_head, key);
     s = key < keys.begin || key >= keys.end ? -args.softcap : find_score(args, s);
     const float m_new = fmaxf(m, s), rescale = expf(m - m_new), p = expf(s - m_new);
     m = m_new;
     l = l * rescale + p;
+    const float p_scaled = p * find_scale(args, args.v_scale, args.v_scale_stride, batch, kv_head, key);
 #pragma unroll
-    for (int d = 0; d < DIM; ++d) o[d] = o[d] * rescale + p * __half2float(v[key * args.v_stride.seq + d * args.v_stride.dim]);
+    for (int d = 0; d < DIM; ++d) o[d] = o[d] * rescale + p_scaled * load(args, args.v, v_first + key * args.v_stride.seq + d * args.v_stride.dim);
   }
   const bool is_empty = l == 0.0f && FAULT != EMPTY_ROW_DIVIDES;
 #pragma unroll
@@ -113,7 +138,7 @@ __global__ void __launch_bounds__(BLOCK) part_fault_kernel(const FaForwardArgs a
 }
 
 FA_EXPORT int fa_forward(const FaForwardArgs* caller_args, cudaStream_t stream) {
-  if (int status = fa_check_features(caller_args, FA_SOFTCAP | FA_WINDOW_LEFT | FA_WINDOW_RIGHT)) return status;
+  if (int status = fa_check_features(caller_args, FA_SOFTCAP | FA_WINDOW_LEFT | FA_WINDOW_RIGHT | FA_CACHE_DTYPE)) return status;
   const FaForwardArgs args = fa_copy_args(caller_args);
   if (args.dtype != FA_DTYPE_fp16 || args.head_dim != DIM) return fa_refuse(&args, "only fp16 with head_dim 64 is supported");
   const unsigned blocks = unsigned((args.batch * args.heads * args.seq_q + BLOCK - 1) / BLOCK);
