@@ -124,7 +124,7 @@ def _packed_problems(word: str, call: Any, supports: Any) -> Iterator[str]:  # `
 
 def passed_within(word: str) -> tuple[str, ...]:
     """The words of `entry.call` whose tensor q, k or v is a part of."""
-    return ("qkv", "qkv_heads") if word == "q" else ("qkv", "qkv_heads", "kv")
+    return ("qkv", "qkv_heads") if word == "q" else ("qkv", "qkv_heads", "kv", "kv_cache")
 
 
 def is_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:

@@ -4,7 +4,7 @@ The judge's own k and v are [batch, kv_heads, seq_k, head_dim], as without pages
 [pages, kv_heads, page_size, head_dim], with the heads before or after the keys of a page in memory, and `block_table`.
 Pages are in random order.  Two sequences share their first page.  What no sequence has, whole pages and the keys of a
 last page at or behind the length, is NaN.  Entries of the table behind a sequence's last page are -1, 0 or a number
-that is no page's.
+that is no page's.  In the convention `kv_cache: together`, the caches are views of one, [pages, 2, ...].
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pytest_fa.attention.part import CacheShape, CallInputs, Convention, Part, P
 from pytest_fa.attention.ragged import PART as RAGGED
 from pytest_fa.attention.ragged import sequences_with_nan, with_lengths
 from pytest_fa.attention.token import Choice
+from pytest_fa.errors import UnsupportedCase
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 SIZES = (1, 16, 64, 128, 256)  # keys of a page
 HEADS_FIRST = "hnd"
 TABLE = "block_table"
+KV_CACHE = "kv_cache"
 LENGTHS = "seqlens_k"
 LARGE = 128
 SPARE = 3  # pages that no sequence has
@@ -64,7 +66,10 @@ class Pages(Part):
     supports = "pages"
     claims = ("none", *TEXTS)
     words = {TABLE: ("block_table", "page_table", "block_tables", "page_tables")}
-    made_words = {"page_size": ("page_size", "block_size")}
+    made_words = {
+        "page_size": ("page_size", "block_size"),
+        KV_CACHE: (KV_CACHE, "paged_kv_cache", "kv_data", "paged_kv_data"),
+    }
     tensors = {TABLE: PartTensor("int32", "table", is_random=False)}
     conventions = {
         "table_tail": Convention(
@@ -73,7 +78,14 @@ class Pages(Part):
                 "valid": "entries of the table behind the last page of a sequence must be numbers of pages",
             },
             is_seen_in=(TABLE,),
-        )
+        ),
+        KV_CACHE: Convention(
+            {
+                "apart": "k and v are caches of their own",
+                "together": "k and v of a page lie behind each other in one cache, [pages, 2, ...]",
+            },
+            is_seen_in=(TABLE,),
+        ),
     }
 
     faults = {
@@ -176,7 +188,24 @@ class Pages(Part):
             return "invariant has 'prefix', but supports.pages is not claimed; claim it, or drop 'prefix'"
         if self.is_claimed(supports) and not {"keys", "both"} & {*supports.values_of("ragged", ("none",))}:
             return "supports.pages is claimed, but supports.ragged has no lengths of keys; add `ragged: [keys]`"
+        call = variant.entry.call
+        return self._problem_of_one_cache(variant) if call is not None and call.passes(KV_CACHE) else None
+
+    def _problem_of_one_cache(self, variant: Any) -> str | None:  # `catalog.variant.Variant`
+        """A function of one cache gets no call without pages."""
+        if "none" in self.supported(variant.supports):
+            claimed = self.shown_claims(variant.supports)
+            return f"entry.call passes 'kv_cache', but supports.pages is {claimed}; list sizes of a page alone"
+        if variant.conventions.get(KV_CACHE) is None:
+            return "entry.call passes 'kv_cache', but k and v are apart; add `conventions: {kv_cache: together}`"
         return None
+
+    def refusal_in(self, case: Shape, conventions: Mapping[str, str]) -> str | None:
+        """One cache has one head_dim."""
+        is_one = _page_size(case) and conventions.get(KV_CACHE) is not None
+        if not is_one or case.head_dim == case.value_of("head_dim_v"):
+            return None
+        return "with `conventions: {kv_cache: together}`, k and v have one head_dim"
 
     def cache_of(self, case: Shape) -> CacheShape | None:
         """The cache of a case."""
@@ -205,9 +234,14 @@ class Pages(Part):
         """No table."""
         return
 
-    def made(self, word: str, words: Mapping[str, Any], conventions: Mapping[str, str]) -> int:  # noqa: ARG002
-        """The keys of a page."""
-        return int(words["k"].shape[2])
+    def made(self, word: str, words: Mapping[str, Any], conventions: Mapping[str, str]) -> int | torch.Tensor:  # noqa: ARG002
+        """The keys of a page, or the one cache with its axes as they lie in memory."""
+        k, v = words["k"], words["v"]
+        if word == "page_size":
+            return int(k.shape[2])
+        if (cache := one_cache(k, v)) is None:
+            raise UnsupportedCase(f"{word} is passed, but k and v are no views of one cache")
+        return cache.transpose(2, 3) if has_heads_last(k) else cache
 
     def call_of(self, inputs: Any, case: Shape) -> Any:  # `gpu.inputs.Inputs`
         """The call with its cache; the keys of a page that two sequences share are equal."""
@@ -246,10 +280,7 @@ class Pages(Part):
         """The axes of a cache as they lie in memory, for `entry.call`."""
         if words.get(TABLE) is None:
             return None
-        heads, size = tensor.shape[1:3]
-        of_head, of_key = tensor.stride()[1:3]
-        has_heads_last = of_head < of_key or (of_head == of_key and heads == 1 < size)
-        return tensor.transpose(1, 2) if has_heads_last else tensor
+        return tensor.transpose(1, 2) if has_heads_last(tensor) else tensor
 
     # -- the judge --------------------------------------------------------------------------------------------------
 
@@ -290,6 +321,30 @@ class Pages(Part):
 def page_size(text: str) -> int:
     """The keys of a page of a claim; 0 without pages."""
     return 0 if text == "none" else int(text.removesuffix(HEADS_FIRST))
+
+
+def one_cache(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor | None:
+    """The cache of which k and v are views, [pages, 2, kv_heads, page_size, dim]; None if they are not of one."""
+    of_page = k[:1].numel()
+    is_one = (
+        (k.shape, k.stride(), k.untyped_storage().data_ptr()) == (v.shape, v.stride(), v.untyped_storage().data_ptr())
+        and v.storage_offset() - k.storage_offset() == of_page
+        and k.stride(0) == 2 * of_page
+    )
+    strides = (k.stride(0), of_page, *k.stride()[1:])
+    return k.as_strided((len(k), 2, *k.shape[1:]), strides) if is_one else None
+
+
+def is_together(inputs: Any) -> bool:  # `gpu.inputs.Inputs`
+    """Whether k and v of a call are caches that must be views of one."""
+    return inputs.convention(KV_CACHE) is not None and inputs.cache is not None and inputs.cache.seq_k is not None
+
+
+def has_heads_last(cache: torch.Tensor) -> bool:
+    """Whether a cache, [pages, kv_heads, page_size, dim], has the heads after the keys in memory."""
+    heads, size = cache.shape[1:3]
+    of_head, of_key = cache.stride()[1:3]
+    return of_head < of_key or (of_head == of_key and heads == 1 < size)
 
 
 def shared_and_apart(inputs: Any) -> tuple[Any, Any]:  # `gpu.inputs.Inputs`

@@ -9,6 +9,7 @@ from typing import Any
 from pytest_fa.attention import parts
 from pytest_fa.attention.layout import PART as LAYOUT
 from pytest_fa.attention.not_judged import recognised, written
+from pytest_fa.attention.pages import KV_CACHE
 from pytest_fa.attention.pages import PART as PAGES
 from pytest_fa.attention.thd import PART as THD
 from pytest_fa.candidate.operators import signature_of
@@ -63,6 +64,8 @@ def _answer(entry: Entry, parameters: list[inspect.Parameter]) -> str:
         text += f"; and `{layout}ragged: [{lengths}], pages: [64]` in `supports`, {sizes}"
     elif layout:
         text += f"; and `{layout}ragged: [{lengths}]` in `supports`"
+    if _takes(parameters, (KV_CACHE,)):
+        text += f"; and `conventions: {{{KV_CACHE}: together}}`"
     return "; ".join((text, *dict.fromkeys(_not_judged(required))))
 
 

@@ -13,12 +13,12 @@ from pytest_fa.attention.arguments import Arguments
 from pytest_fa.attention.dtypes import FORMATS
 from pytest_fa.attention.e4m3 import DESCALES
 from pytest_fa.attention.layout import stored
-from pytest_fa.attention.pages import Cache
+from pytest_fa.attention.pages import Cache, is_together
 from pytest_fa.attention.rows import PLAIN
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import Case
 from pytest_fa.errors import FaError
-from pytest_fa.gpu.packed import map_memories, packed
+from pytest_fa.gpu.packed import map_memories, packed, together
 from pytest_fa.gpu.quantised import E4M3, Descales, dequantised, descales_of, quantise, with_special_heads
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each.torch_name) for name, each in FORMATS.items()}
@@ -143,7 +143,7 @@ class Inputs(Arguments):  # what only some calls have are attributes
         inputs = self
         for part in parts.PARTS:
             inputs = part.call_placed(inputs)
-        return inputs
+        return together(inputs) if is_together(inputs) else inputs
 
     def dense(self) -> Inputs:
         """The inverse of `placed`: k and v are [batch, kv_heads, seq_k, dim]."""

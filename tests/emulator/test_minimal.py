@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from pytest_fa.attention.softcap import LARGE_CAP, LARGE_SCALE
-from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.claims import claim_cases
 from pytest_fa.catalog.suites import SUITES
-from tests.emulator.conftest import Build, complaints
+from pytest_fa.gpu.inputs import make_inputs
+from tests.emulator.conftest import Build, broken_bounds, complaints
 from tests.emulator.emulated import Emulated, Schedule
 
 pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
@@ -63,6 +65,15 @@ def test_each_claim_is_right(build: Build, name: str) -> None:
     """So are those of a default run, which have any two of the claims."""
     kernel = build(name, dtypes=DTYPES[name])
     check(kernel, claim_cases(kernel.variant, ()))
+
+
+@pytest.mark.parametrize("pages", ["page16", "page16hnd-kv_int8_th"])
+def test_keys_and_values_may_be_of_one_cache(build: Build, pages: str) -> None:
+    """Then the strides of their pages are those of the cache."""
+    case = parse_case(f"b4h4s3d64-fp16-kv2-sk150-var1-{pages}-seed0")
+    inputs = make_inputs(case, torch.device("cpu"), {"kv_cache": "together"})
+    assert inputs.placed().k.stride(0) == 2 * 2 * 16 * 64
+    assert broken_bounds(inputs, *build("minimal")(case, inputs, Schedule())) == []
 
 
 def check(kernel: Emulated, cases: list[Case]) -> None:

@@ -27,7 +27,7 @@ from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.device import synchronize
 from pytest_fa.gpu.guards import NAN_PATTERN
 from pytest_fa.gpu.inputs import Inputs, at_places, bits_of, poison, poisoned_output
-from pytest_fa.gpu.packed import WHOLE, memories_of, with_memories
+from pytest_fa.gpu.packed import memories_of, memory_of, with_memories
 from pytest_fa.gpu.quantised import Descales, fill_random
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.clocks.gaps import Gaps
@@ -178,7 +178,7 @@ class FreshData:
         """How many elements after their beginnings q, k, v and `_moved_extra` lie in a call; one tensor has one."""
         steps = RANGE_BYTES // OFFSET_BYTES
         of = {name: self._random.randrange(steps) * OFFSET_BYTES // each.itemsize for name, each in self._moved.items()}
-        return tuple(of[name if name in of else WHOLE] for name in (*"qkv", *self._moved_extra))
+        return tuple(of[memory_of(name, of)] for name in (*"qkv", *self._moved_extra))
 
     def _workspace_of(self, size_bytes: int) -> torch.Tensor:
         """A workspace, [size_bytes] uint8, that the candidate sees; `redraw` fills it with NaN."""
