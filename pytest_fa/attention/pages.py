@@ -329,7 +329,7 @@ def one_cache(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor | None:
     is_one = (
         (k.shape, k.stride(), k.untyped_storage().data_ptr()) == (v.shape, v.stride(), v.untyped_storage().data_ptr())
         and v.storage_offset() - k.storage_offset() == of_page
-        and k.stride(0) == 2 * of_page
+        and k.stride(0) == 2 * of_page > 0
     )
     strides = (k.stride(0), of_page, *k.stride()[1:])
     return k.as_strided((len(k), 2, *k.shape[1:]), strides) if is_one else None

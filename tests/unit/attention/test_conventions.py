@@ -266,5 +266,9 @@ def test_each_convention_has_a_plain_value_and_others() -> None:
     """Each key is of one part; a kernel that reads a table's tail fails, and strides say how a cache lies."""
     keys = [key for part in parts.PARTS for key in part.conventions]
     assert (len(keys), len(set(keys))) == (18, 18)
-    assert {key for key, _ in DEVIATIONS} == {*keys} - {"table_tail", "padding", "kv_cache"}  # which change no right output
+    assert {key for key, _ in DEVIATIONS} == {*keys} - {
+        "table_tail",
+        "padding",
+        "kv_cache",
+    }  # which change no right output
     assert all(len(convention.values) > 1 for _, convention in parts.conventions().values())
