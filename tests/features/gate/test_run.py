@@ -350,7 +350,7 @@ def test_a_failed_pilot_is_run_again_as_a_gate(variants: tuple[Variant, Variant]
 ON_GPU = [
     *("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"),
     *("sdpa_cudnn_mask", "sdpa_efficient_mask", "sdpa_math_mask"),
-    *("sdpa_cudnn_gathered", "sdpa_efficient_gathered"),
+    *("sdpa_cudnn_gathered", "sdpa_efficient_gathered", "torch_varlen"),
 ]
 
 

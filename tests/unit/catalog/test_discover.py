@@ -31,6 +31,7 @@ COMPANIONS = {
     "sdpa_cudnn_gathered": "baseline",
     "sdpa_efficient_gathered": "baseline",
     "sdpa_math_gathered": "baseline",
+    "torch_varlen": "baseline",
 }
 SOURCE = {"kernel.cu": ""}
 
