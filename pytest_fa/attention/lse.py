@@ -154,11 +154,11 @@ class LogSumExp(Part):
         products = scaled @ k.transpose(2, 3)
         scores = block.seen(products)  # [b, h, rows, seq_k]
         exact = exact_lse(scores, block.sinks)
-        p = (scores - _finite(exact)[..., None]).exp()
+        p = (scores - finite(exact)[..., None]).exp()
         size = (p * (scaled.abs() @ k.abs().transpose(2, 3))).sum(-1)
         stored = _rounded(scaled, block.dtype) @ k.transpose(2, 3) if "q" in rounds else products
         stored = (block.stored or block.seen)(_rounded(stored, block.dtype) if "s" in rounds else stored)
-        row_max = _finite(_largest(stored, block.sinks) if stored.shape[-1] else exact)
+        row_max = finite(_largest(stored, block.sinks) if stored.shape[-1] else exact)
         row_sum = _rounded((stored - row_max[..., None]).exp(), block.dtype).sum(-1)
         if block.sinks is not None:
             row_sum = row_sum + (block.sinks - row_max[..., None]).exp().sum(-1)
@@ -256,7 +256,7 @@ def _error_of_e4m3_sums(
     return math.sqrt(k.shape[3]) * (p * (terms + squared / (8 * terms.clamp_min(_TINY)))).sum(-1)
 
 
-def _finite(tensor: torch.Tensor) -> torch.Tensor:
+def finite(tensor: torch.Tensor) -> torch.Tensor:
     """The values, with 0 instead of -inf."""
     return tensor.masked_fill(tensor == -math.inf, 0.0)
 

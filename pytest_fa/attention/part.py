@@ -500,6 +500,10 @@ class Part:
         """The rows of the output that are not judged, or None."""
         return None
 
+    def key_padding(self, inputs: CallInputs) -> Padding | None:  # noqa: ARG002
+        """The same of the gradients of K and V."""
+        return None
+
     def level_matters(self, inputs: CallInputs) -> bool:  # noqa: ARG002
         """Whether the result of a call changes if one number is added to all scores of a row."""
         return False

@@ -267,6 +267,11 @@ def padding(inputs: CallInputs) -> Padding | None:
     return _first(part.padding(inputs) for part in PARTS)
 
 
+def key_padding(inputs: CallInputs) -> Padding | None:
+    """The rows of the gradients of K and V that are not judged, or None."""
+    return _first(part.key_padding(inputs) for part in PARTS)
+
+
 def sinks(inputs: CallInputs, positions: Positions) -> torch.Tensor | None:
     """The scores that have no value, [batch or 1, heads or 1, rows or 1, n]; None if there are none."""
     return _first(part.sinks(inputs, positions) for part in PARTS)

@@ -277,10 +277,11 @@ class Ragged(Part):
 
     def padding(self, inputs: CallInputs) -> Padding | None:
         """The rows of the output behind the queries of each sequence."""
-        if (of_queries := inputs.word("seqlens_q")) is None:
-            return None
-        queries = of_queries.new_tensor(range(inputs.q.shape[2]))
-        return Padding(queries >= of_queries[:, 0], inputs.convention("rows_past") or "untouched")
+        return _padding(inputs, "seqlens_q", inputs.q.shape[2])
+
+    def key_padding(self, inputs: CallInputs) -> Padding | None:
+        """The rows of the gradients of K and V behind the keys of each sequence."""
+        return _padding(inputs, "seqlens_k", inputs.k.shape[2])
 
     def nonfinite_cause(self, inputs: CallInputs, bad_rows: torch.Tensor, *, others_are_right: bool) -> str:  # noqa: ARG002
         """NaN of the padding, in sequences that have some."""
@@ -333,6 +334,13 @@ def sequences_with_nan(inputs: Any) -> list[bool]:  # of `gpu.inputs.Inputs`
         any(bool(tensor[batch, :, :length].isnan().any()) for tensor in (inputs.k, inputs.v))
         for batch, length in enumerate(lengths)
     ]
+
+
+def _padding(inputs: CallInputs, word: str, longest: int) -> Padding | None:
+    """The rows behind the lengths of a word, of as many as the longest sequence has."""
+    if (lengths := inputs.word(word)) is None:
+        return None
+    return Padding(lengths.new_tensor(range(longest)) >= lengths[:, 0], inputs.convention("rows_past") or "untouched")
 
 
 def _merges_as_first(lengths: torch.Tensor) -> Iterator[Mistake]:

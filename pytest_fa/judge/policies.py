@@ -85,16 +85,23 @@ def same_precision(errors: Errors) -> PolicyResult:
         return _float32(errors, errors.truth.float32_error)
     ideal = errors.truth.same_precision - errors.truth.out  # the error of an ideal kernel
     u = ulp(float(errors.truth.out.abs().max()), errors.dtype)
-    ideal_rms, max_allowed = rms(ideal), 2 * float(ideal.abs().max()) + 0.75 * u
+    noise = _noise(errors.truth)
+    ideal_rms = math.hypot(rms(ideal), rms(noise))
+    max_allowed = 2 * float(ideal.abs().max()) + 8 * float(noise.max()) + 0.75 * u
     gain_allowed = 20 * _gain_noise(errors, ideal, ideal_rms) + _systematic_gain(errors)
     bounds = (
         _finite(errors),
         _bound("max", float(errors.error.abs().max()), max_allowed),
         _bound("rms", rms(errors.error), 1.5 * ideal_rms + u / 8),
-        _rows(errors, ideal, ideal_rms),
+        _rows(errors, ideal, ideal_rms, noise),
         _gain(errors, gain_allowed),
     )
     return PolicyResult(bounds, max_allowed)
+
+
+def _noise(truth: Truth) -> torch.Tensor:
+    """`Truth.row_noise`, or 0 for each row, [batch, heads, seq_q]."""
+    return torch.zeros_like(truth.row_size) if truth.row_noise is None else truth.row_noise
 
 
 def _float32(errors: Errors, expected: Float32Error | None) -> PolicyResult:
@@ -216,7 +223,7 @@ def _finite(errors: Errors) -> Bound:
     return _bound("finite", float((~errors.out.isfinite()).sum()), 0.0)
 
 
-def _rows(errors: Errors, ideal: torch.Tensor, ideal_rms: float) -> Bound:
+def _rows(errors: Errors, ideal: torch.Tensor, ideal_rms: float, noise: torch.Tensor) -> Bound:
     """Bound the RMS error of each row: rms(error row) <= 5 max(rms(reference's error row), r size) + ulp(max|row|) / 8.
 
     r = R / rms(truth) is the reference's relative error over the whole output, and `row` is the row of truth.  `size`
@@ -232,10 +239,10 @@ def _rows(errors: Errors, ideal: torch.Tensor, ideal_rms: float) -> Bound:
     Right kernels use at most 0.25 on random data.  Where all columns of V are alike, the error of a row is one random
     number and not an average, and right kernels use up to 0.59.  Hence the factor is 5 and not 3.
     """
-    truth = errors.truth.out
+    truth, factor = errors.truth.out, errors.truth.row_factor
     relative = ideal_rms / max(rms(truth), _TINY)
     expected = torch.maximum(_row_rms(ideal), relative * torch.maximum(_row_rms(truth), errors.truth.row_size))
-    allowed = 5 * expected + ulps(truth.abs().amax(-1), errors.dtype) / 8  # [b, h, seq_q]
+    allowed = factor * (expected + noise) + ulps(truth.abs().amax(-1), errors.dtype) / 8  # [b, h, seq_q]
     return _worst("row rms", _row_rms(errors.error), allowed)
 
 

@@ -63,6 +63,9 @@ class Truth(NamedTuple):
     # sink.  None if there is no P.
     norm4_size: torch.Tensor | None = None  # [batch, heads, seq_q] float64
     padding: Padding | None = None  # the rows that are not judged
+    row_factor: float = 5.0  # how many times its expected error a row may have
+    # The RMS of a row's error in float32 sums that cancel; None if the error of roundings is always larger.
+    row_noise: torch.Tensor | None = None  # [batch, heads, seq_q] float64
     # Only if it comes from the user's functions: the truth of further outputs, what stands behind a verdict, and the
     # largest error that is allowed, if the options have one.
     rows: tuple[tuple[str, RowTruth], ...] = ()
@@ -100,8 +103,8 @@ class Precision(NamedTuple):
     def round_p(self, p: torch.Tensor) -> torch.Tensor:
         """P <= 1 as the second matrix product reads it; for e4m3, times 2^8, so that small P stay normal numbers."""
         if self.p_dtype != E4M3:
-            return _round(p, self.p_dtype or self.dtype)
-        return _round(p * E4M3_P_SCALE, E4M3) / E4M3_P_SCALE
+            return rounded_to(p, self.p_dtype or self.dtype)
+        return rounded_to(p * E4M3_P_SCALE, E4M3) / E4M3_P_SCALE
 
 
 # scores [b, h, rows, seq_k] -> P before the division [b, h, rows, seq_k], divisor [b, h, rows, 1]
@@ -197,23 +200,23 @@ def _rounded_scores(
 ) -> torch.Tensor:
     """The scores of an ideal kernel that rounds Q * scale, S or both."""
     if "q" in rounds:
-        scores = _round(q.double() * operands.scale, dtype) @ operands.k.transpose(2, 3)
-    return _round(scores, dtype) if "s" in rounds else scores
+        scores = rounded_to(q.double() * operands.scale, dtype) @ operands.k.transpose(2, 3)
+    return rounded_to(scores, dtype) if "s" in rounds else scores
 
 
 def _same_precision(p: torch.Tensor, row_sum: torch.Tensor, v: torch.Tensor, precision: Precision) -> torch.Tensor:
     """The output of an ideal kernel of another dtype than fp32."""
     is_divided = "p" in precision.rounds
     ideal = precision.round_p(_divide(p, row_sum)) @ v if is_divided else _divide(precision.round_p(p) @ v, row_sum)
-    return _round(ideal, precision.dtype)
+    return rounded_to(ideal, precision.dtype)
 
 
 def _same_float32(q: torch.Tensor, operands: Operands, softmax: Softmax, *, tf32: bool) -> torch.Tensor:
     """The output of an fp32 kernel, as an example of the size of its error."""
-    rounded = to_tf32 if tf32 else lambda tensor: _round(tensor, torch.float32)
+    rounded = to_tf32 if tf32 else lambda tensor: rounded_to(tensor, torch.float32)
     k, v, scale, _, _ = operands
-    p, row_sum = softmax(_round(rounded(q.double()) @ rounded(k).transpose(2, 3) * scale, torch.float32))
-    return _round(_divide(rounded(p) @ rounded(v), row_sum), torch.float32)
+    p, row_sum = softmax(rounded_to(rounded(q.double()) @ rounded(k).transpose(2, 3) * scale, torch.float32))
+    return rounded_to(_divide(rounded(p) @ rounded(v), row_sum), torch.float32)
 
 
 def _empty_truth(q: torch.Tensor, operands: Operands) -> Truth:
@@ -305,6 +308,6 @@ def _divide(numerator: torch.Tensor, row_sum: torch.Tensor) -> torch.Tensor:
     return torch.where(row_sum > 0, numerator / row_sum, torch.zeros_like(numerator))
 
 
-def _round(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def rounded_to(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The values rounded to `dtype`, as float64."""
     return tensor.to(dtype).double()

@@ -1,0 +1,251 @@
+"""The gradients of attention: their truth, the same-precision reference, and the verdict on those of a kernel.
+
+A backward call gets dO, the gradient of the output, and maybe dL, that of the log-sum-exp L.  It also gets the output O
+and L of the forward.  Let S0 be the scaled products, S what the parts of attention make of them, and P = exp(S - L):
+
+    dV = P^T dO    dP = dO V^T    delta = sum(dO * O)    dS = P (dP - delta + dL)    dS0 = dS * (derivative of S by S0)
+    dQ = scale dS0 K    dK = scale dS0^T Q    dbias = sums of dS    dsink = sum of exp(sink - L) (dL - delta)
+
+Truth is this in float64, with the exact output in delta.  The same-precision reference takes delta from the output that
+the kernel gets, which is rounded already, and rounds P, dS0 and the gradients.  With an exact output in its place, a
+right kernel would have up to 190 times the reference's error in a row that sees few keys.
+
+Each gradient is compared as an output is (`policies.same_precision`), with three changes in `Truth`:
+
+- The size of a row, to which its error is in proportion, is that before dP and delta cancel (`row_size`).
+- A row may have 6 times its expected error (`row_factor`).
+- Where dP and delta cancel to nothing, the error of their float32 sums remains (`row_noise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from pytest_fa.attention import parts
+from pytest_fa.attention.grouped_heads import key_heads
+from pytest_fa.attention.lse import exact_lse, finite
+from pytest_fa.attention.mistake import Positions
+from pytest_fa.gpu.inputs import Inputs
+from pytest_fa.judge.float32_error import UNIT, Float32Error
+from pytest_fa.judge.output_check import check_output
+from pytest_fa.judge.padding import cleared
+from pytest_fa.judge.truth import Truth, block_positions, repeated_heads, rounded_to, rows_per_block
+from pytest_fa.records.checks import Check
+
+ROW_FACTOR = 6.0
+BLOCK_SHARE = 4  # of the queries of a forward's block, because more tensors of its size live at once
+EXP_ROUNDINGS = 8  # of exp(sink - L) and of what it is multiplied with, besides those of its argument
+DSINK = "dsink"
+OF_WORDS = {"attn_bias": "dbias", "sink": DSINK}  # gradients of tensors that only some calls have
+
+
+class Upstream(NamedTuple):
+    """What a backward call gets besides the inputs of its forward and the log-sum-exp."""
+
+    out: torch.Tensor  # [batch, heads, seq_q, head_dim_v], as the kernel gets it: rounded
+    dout: torch.Tensor  # [batch, heads, seq_q, head_dim_v]
+    dlse: torch.Tensor | None = None  # [batch, heads, seq_q]; None: zeros
+
+
+Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # `Upstream`, where all three are tensors
+
+
+class Sums(NamedTuple):
+    """A gradient, or what some queries add to it, with the squares of `row_size` and `row_noise`."""
+
+    exact: torch.Tensor  # [batch, heads, rows, dim]
+    rounded: torch.Tensor  # [batch, heads, rows, dim], from rounded terms
+    size: torch.Tensor  # [batch, heads, rows]
+    noise: torch.Tensor  # [batch, heads, rows]
+
+
+class Terms(NamedTuple):
+    """A matrix from which gradients are summed, such as dS: [batch, heads, rows, keys] each."""
+
+    exact: torch.Tensor
+    rounded: torch.Tensor  # that of the reference
+    size: torch.Tensor  # before dP and delta cancel
+    noise: torch.Tensor  # the error of float32 sums
+
+    @property
+    def transposed(self) -> Terms:
+        """Keys and queries exchanged."""
+        return Terms(*(tensor.transpose(2, 3) for tensor in self))
+
+    def times(self, factor: torch.Tensor) -> Terms:
+        """Each multiplied by a factor."""
+        return Terms(*(tensor * factor for tensor in self))
+
+    def in_dtype(self, dtype: torch.dtype) -> Terms:
+        """With the rounding of the reference."""
+        return self._replace(rounded=rounded_to(self.rounded, dtype))
+
+    def product(self, right: torch.Tensor) -> Sums:
+        """The product with a matrix; sizes are those for signs at random."""
+        weights = right.square().mean(-1, keepdim=True)
+        size, noise = ((tensor.square() @ weights)[..., 0] for tensor in (self.size, self.noise))
+        return Sums(self.exact @ right, self.rounded @ right, size, noise)
+
+    def sums(self, shape: tuple[int, ...]) -> Sums:
+        """The sums over the axes that are 1 in a shape."""
+        exact, rounded = (tensor.sum_to_size(shape) for tensor in (self.exact, self.rounded))
+        size, noise = (tensor.square().sum_to_size(shape).mean(-1) for tensor in (self.size, self.noise))
+        return Sums(exact, rounded, size, noise)
+
+
+class Block(NamedTuple):
+    """Some queries in float64."""
+
+    q: torch.Tensor  # [batch, heads, rows, head_dim]
+    dout: torch.Tensor  # [batch, heads, rows, head_dim_v]
+    p: torch.Tensor  # [batch, heads, rows, seq_k]
+    ds: Terms  # of the scores
+    ds0: Terms  # of the products
+    of_sink: Terms | None  # [batch, heads, rows, 1]; None without a sink
+
+
+def make_gradients(inputs: Inputs, upstream: Upstream) -> dict[str, Truth]:
+    """The truth of `dq`, `dk` and `dv`, and of `dbias` and `dsink` if the call has these tensors.
+
+    Each has the shape of its tensor.  dsink is to be written in float32, all others in the dtype of q: fp16 or bf16.
+    A query or key that sees nothing has a gradient of zero.
+    """
+    of_queries, of_keys = parts.padding(inputs), parts.key_padding(inputs)
+    padding = {"dq": of_queries, "dk": of_keys, "dv": of_keys}
+    terms = {"dq": inputs.k.shape[2]}  # the others are sums over queries
+    queries = inputs.q.shape[0] * inputs.q.shape[2]
+    return {
+        name: _truth_of(name, sums, inputs.output_dtype, terms.get(name, queries))._replace(padding=padding.get(name))
+        for name, sums in _sums_of(inputs, upstream).items()
+    }
+
+
+def check_gradients(gradients: Mapping[str, torch.Tensor], truths: Mapping[str, Truth]) -> dict[str, Check]:
+    """The verdict on each gradient of a kernel, by name."""
+    return {name: check_output(gradients[name], truth, "same_precision") for name, truth in truths.items()}
+
+
+def _truth_of(name: str, sums: Sums, dtype: torch.dtype, terms: int) -> Truth:
+    exact, rounded, size, noise = sums
+    if name == DSINK:
+        error = Float32Error(noise.sqrt()[..., None], torch.zeros_like(exact))
+        return Truth(exact, rounded, terms, size.sqrt(), float32_error=error)
+    reference = rounded_to(rounded, dtype)
+    return Truth(exact, reference, terms, size.sqrt(), row_factor=ROW_FACTOR, row_noise=noise.sqrt())
+
+
+def _sums_of(inputs: Inputs, upstream: Upstream) -> dict[str, Sums]:
+    """All gradients before they are rounded, from blocks of queries."""
+    readers, shapes = _readers(inputs), _shapes(inputs)
+    given = _without_padding(inputs, upstream)
+    inputs = inputs.exact().meant()
+    k, v = (repeated_heads(tensor, inputs.q) for tensor in (inputs.k, inputs.v))
+    whole = {name: _zeros(shape, inputs.q.device) for name, shape in shapes.items()}
+    queries, step = inputs.q.shape[2], max(1, rows_per_block(inputs) // BLOCK_SHARE)
+    for start in range(0, queries, step):
+        rows = slice(start, min(start + step, queries))
+        block = _block_of(inputs, given, k, v, rows)
+        for name, sums in _gradients_of(block, inputs, k, readers).items():
+            has_queries = name == "dq" or (name == "dbias" and shapes[name][2] > 1)
+            for target, source in zip(whole[name], sums, strict=True):
+                target[:, :, rows if has_queries else slice(None)] += source
+    return whole
+
+
+def _shapes(inputs: Inputs) -> dict[str, tuple[int, ...]]:
+    """The shape of each gradient of a call."""
+    tensors = {"dq": inputs.q, "dk": inputs.k, "dv": inputs.v}
+    tensors |= {name: inputs.extra[word] for word, name in OF_WORDS.items() if word in inputs.extra}
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _zeros(shape: tuple[int, ...], device: torch.device) -> Sums:
+    sizes = (shape, shape, shape[:3], shape[:3])
+    return Sums(*(torch.zeros(size, dtype=torch.float64, device=device) for size in sizes))
+
+
+def _readers(inputs: Inputs) -> list[list[int]]:
+    """For each head of K and V of a call as it is given, the heads of Q that read it."""
+    of_queries = key_heads(inputs)
+    return [[head for head, own in enumerate(of_queries) if own == key] for key in range(inputs.k.shape[1])]
+
+
+def _without_padding(inputs: Inputs, upstream: Upstream) -> Given:
+    """O, dO and dL with zeros in rows that belong to no query."""
+    out, dout, dlse = upstream
+    dlse = out.new_zeros(out.shape[:3]) if dlse is None else dlse
+    padding = parts.padding(inputs)
+    return cleared(padding, out), cleared(padding, dout), cleared(padding, dlse)
+
+
+# -- blocks of queries ------------------------------------------------------------------------------------------------
+
+
+def _block_of(inputs: Inputs, given: Given, k: torch.Tensor, v: torch.Tensor, rows: slice) -> Block:
+    """DS of some queries; k and v are in float64, for each head of q."""
+    positions = block_positions(inputs, rows)
+    q, out, dout, dlse = (tensor[:, :, rows].double() for tensor in (inputs.q, *given))
+    scores, slope = _scores(inputs, (q * inputs.scale) @ k.transpose(2, 3), positions)
+    hidden, sinks = parts.hidden_keys(inputs, positions), parts.sinks(inputs, positions)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
+    lse = finite(exact_lse(scores, sinks))[..., None]
+    p, dp, dlse = (scores - lse).exp(), dout @ v.transpose(2, 3), dlse[..., None]
+    delta = (p * dp).sum(-1, keepdim=True)
+    given_delta = (dout * out).sum(-1, keepdim=True)  # of the output that the kernel gets
+    of_delta = _norm(dout) * _norm(out)
+    ds = Terms(
+        dp - delta + dlse,
+        dp - given_delta + dlse,
+        dp.abs() + (delta.abs() + dlse.abs()),
+        UNIT * (_norm(dout) * _norm(v).transpose(2, 3) + of_delta),
+    ).times(p)
+    of_sink = None
+    if sinks is not None:
+        rounding = torch.finfo(inputs.output_dtype).eps / 2 * (dout * out).square().sum(-1, keepdim=True).sqrt()
+        arithmetic = UNIT * (EXP_ROUNDINGS + finite(sinks).abs() + lse.abs()) * (of_delta + dlse.abs())
+        terms = Terms(dlse - delta, dlse - given_delta, delta.abs() + dlse.abs(), torch.hypot(rounding, arithmetic))
+        of_sink = terms.times((sinks - lse).exp())
+    dtype = inputs.output_dtype
+    return Block(q, dout, p, ds.in_dtype(dtype), ds.times(slope).in_dtype(dtype), of_sink)
+
+
+def _scores(inputs: Inputs, products: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores of scaled products after all parts, and the derivative of each."""
+    with torch.enable_grad():
+        products.requires_grad_()
+        scores = parts.changed_scores(inputs, products, positions)
+        (slope,) = torch.autograd.grad(scores.sum(), products)
+    return scores.detach(), slope
+
+
+def _norm(rows: torch.Tensor) -> torch.Tensor:
+    """The length of each row, [batch, heads, rows, 1]."""
+    return rows.square().sum(-1, keepdim=True).sqrt()
+
+
+def _gradients_of(block: Block, inputs: Inputs, k: torch.Tensor, readers: list[list[int]]) -> dict[str, Sums]:
+    """What some queries add to the gradients; k is in float64, for each head of q."""
+    p, scale = block.p, inputs.scale
+    weights = Terms(p, p, p, UNIT * p).in_dtype(inputs.output_dtype)
+    gradients = {
+        "dq": block.ds0.product(scale * k),
+        "dk": _of_key_heads(block.ds0.transposed.product(scale * block.q), readers),
+        "dv": _of_key_heads(weights.transposed.product(block.dout), readers),
+    }
+    if (bias := inputs.word("attn_bias")) is not None:
+        is_capped = any(part.is_last(inputs) for part in parts.PARTS)  # the bias comes before it, as the products do
+        batch, heads, queries, keys = bias.shape
+        ds, rows = block.ds0 if is_capped else block.ds, min(queries, p.shape[2])
+        gradients["dbias"] = ds.sums((batch, heads, rows, keys))
+    if block.of_sink is not None:
+        gradients[DSINK] = block.of_sink.sums(tuple(inputs.word("sink").shape))
+    return gradients
+
+
+def _of_key_heads(sums: Sums, readers: list[list[int]]) -> Sums:
+    """The sums over the heads of q that share a head of k and v."""
+    return Sums(*(torch.stack([tensor[:, heads].sum(1) for heads in readers], 1) for tensor in sums))

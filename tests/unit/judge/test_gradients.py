@@ -1,0 +1,116 @@
+"""The truth of gradients agrees with autograd in float64, and its bounds pass right kernels and reject wrong ones."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from pytest_fa.attention.lse import exact_lse
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.gpu.inputs import Inputs, make_inputs
+from pytest_fa.judge import truth
+from pytest_fa.judge.gradients import BLOCK_SHARE, Upstream, make_gradients
+from pytest_fa.judge.truth import make_truth
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+assert_close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
+CASES = (
+    "b2h3s65d64-fp16",
+    "b1h2s1d64-bf16",
+    "b1h2s3d64-fp16-sk1",
+    "b1h2s48d64-fp16-causal-sk80",
+    "b1h2s80d64-fp16-causal_br-sk48",  # the first queries see no key
+    "b2h4s33d64-bf16-kv2-sk70-dv32-scalem0p3",
+    "b1h4s40d64-fp16-kv1-sk50-cap2",
+    "b1h3s40d64-fp16-sk50-alibi",
+    "b2h6s40d64-fp16-kv2-sk50-sink",
+    "b1h3s60d64-fp16-causal_br-sk37-sink",  # the first queries see the sink alone
+    "b2h2s33d64-fp16-sk50-bias",
+    "b2h2s33d64-fp16-sk50-biasbhq-maskbq",
+    "b2h6s77d64-fp16-win37_9-kv2-sk150-cap2-biashq-sink",
+    "b4h4s70d64-fp16-causal_br-kv2-sk77-var2",
+    "b4h2s1d64-fp16-sk70-var1-cap5-sink",
+)
+
+
+def inputs_of(shape: str, seed: int = 0) -> Inputs:
+    """The inputs of a case."""
+    return make_inputs(parse_case(f"{shape}-seed{seed}"), CPU)
+
+
+def upstream_of(inputs: Inputs, *, has_dlse: bool = True, rms: float = 1.0) -> Upstream:
+    """The output, rounded, and random gradients of it and of the log-sum-exp."""
+    generator = torch.Generator().manual_seed(17)
+    out = make_truth(inputs).out.to(inputs.q.dtype)
+    dout = (torch.randn(out.shape, generator=generator) * rms).to(out.dtype)
+    return Upstream(out, dout, torch.randn(out.shape[:3], generator=generator) if has_dlse else None)
+
+
+def dense(inputs: Inputs, upstream: Upstream) -> dict[str, torch.Tensor]:
+    """The gradients by autograd, from attention as its definition says, without blocks or formulas."""
+    inputs = inputs.meant()
+    leaves = {name: tensor.double() for name, tensor in inputs.parts.items() if tensor.is_floating_point()}
+    leaves = {name: tensor.requires_grad_() for name, tensor in leaves.items()}
+    group, (_, _, seq_q, _), seq_k = inputs.q.shape[1] // inputs.k.shape[1], inputs.q.shape, inputs.k.shape[2]
+    k, v = (leaves[name].repeat_interleave(group, 1) for name in "kv")
+    scores = leaves["q"] @ k.mT * inputs.scale
+    if cap := inputs.word("softcap"):
+        scores = cap * (scores / cap).tanh()
+    lengths_q, lengths_k = (inputs.word(word) for word in ("seqlens_q", "seqlens_k"))
+    lengths_q, lengths_k = (seq_q if lengths_q is None else lengths_q, seq_k if lengths_k is None else lengths_k)
+    query, key = torch.arange(seq_q)[:, None], torch.arange(seq_k)
+    own = query if inputs.causal == "top_left" else query + (lengths_k - lengths_q)
+    hidden = torch.zeros(scores.shape, dtype=torch.bool) | (query >= lengths_q) | (key >= lengths_k)
+    if (bias := leaves.get("attn_bias")) is not None:
+        scores, hidden = scores + bias, hidden | (bias == -math.inf)
+    if (slopes := leaves.get("alibi_slopes")) is not None:
+        scores = scores - slopes * (own - key).abs()
+    if inputs.causal != "none":
+        hidden = hidden | (key > own)
+    if (left := inputs.word("window_left")) is not None:
+        hidden = hidden | (key < own - left) | (key > own + inputs.word("window_right"))
+    if (mask := inputs.word("attn_mask")) is not None:
+        hidden = hidden | ~mask
+    has_sink = "sink" in leaves
+    sink = leaves["sink"].clamp_min(-1e300) if has_sink else None  # autograd has NaN for -inf
+    lse = exact_lse(scores.masked_fill(hidden, -1e300), sink)
+    is_seen = ~hidden.all(-1) | (leaves["sink"][..., 0] > -math.inf if has_sink else False)
+    p = (scores - lse[..., None]).masked_fill(hidden, -math.inf).exp()
+    total = ((p @ v) * upstream.dout.double().nan_to_num()).sum()
+    if upstream.dlse is not None:
+        total = total + lse.where(is_seen, 0.0).mul(upstream.dlse.double()).sum()
+    names = {"q": "dq", "k": "dk", "v": "dv", "attn_bias": "dbias", "sink": "dsink"}
+    words = [word for word in names if word in leaves]
+    gradients = torch.autograd.grad(total, [leaves[word] for word in words])
+    return {names[word]: gradient for word, gradient in zip(words, gradients, strict=True)}
+
+
+@pytest.mark.parametrize("shape", CASES)
+def test_gradients_are_those_of_autograd(shape: str) -> None:
+    """Also with all parts of attention together, and the gradient of the log-sum-exp."""
+    inputs = inputs_of(shape)
+    upstream = upstream_of(inputs)
+    got = {name: each.out for name, each in make_gradients(inputs, upstream).items()}
+    expected = dense(inputs, upstream)
+    assert got.keys() == expected.keys()
+    for name, gradient in got.items():
+        assert_close(gradient, expected[name])
+
+
+@pytest.mark.parametrize("shape", CASES)
+def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
+    """The truth of blocks of 7 queries is that of one block, with the reference and all sizes."""
+    inputs = inputs_of(shape)
+    upstream = upstream_of(inputs)
+    whole = make_gradients(inputs, upstream)
+    row_bytes = 8 * inputs.q.shape[0] * inputs.q.shape[1] * inputs.k.shape[2]
+    monkeypatch.setattr(truth, "BLOCK_BYTES", {"cpu": 7 * BLOCK_SHARE * row_bytes})
+    for name, each in make_gradients(inputs, upstream).items():
+        for tensor, expected in zip(each, whole[name], strict=True):
+            if isinstance(tensor, torch.Tensor):
+                assert_close(tensor, expected)
