@@ -28,15 +28,27 @@ from pytest_fa.attention import parts
 from pytest_fa.attention.grouped_heads import key_heads
 from pytest_fa.attention.lse import exact_lse, finite
 from pytest_fa.attention.mistake import Positions
+from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
-from pytest_fa.judge.float32_error import UNIT, Float32Error
+from pytest_fa.judge.float32_error import SMALLEST, UNIT, Float32Error
 from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.padding import cleared
-from pytest_fa.judge.truth import Truth, block_positions, repeated_heads, rounded_to, rows_per_block
+from pytest_fa.judge.truth import (
+    Operands,
+    Truth,
+    block_positions,
+    repeated_heads,
+    rounded_scores,
+    rounded_to,
+    rows_per_block,
+    scaled_scores,
+)
 from pytest_fa.records.checks import Check
 
 ROW_FACTOR = 6.0
-BLOCK_SHARE = 4  # of the queries of a forward's block, because more tensors of its size live at once
+# Half the smallest fp16 number, which is lost where a number is rounded; and what float32 may flush to zero.
+LOST = {torch.float16: 2.0**-25, torch.bfloat16: SMALLEST}
+BLOCK_SHARE = 8  # of the queries of a forward's block, because more tensors of its size live at once
 EXP_ROUNDINGS = 8  # of exp(sink - L) and of what it is multiplied with, besides those of its argument
 DSINK = "dsink"
 OF_WORDS = {"attn_bias": "dbias", "sink": DSINK}  # gradients of tensors that only some calls have
@@ -54,12 +66,13 @@ Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # `Upstream`, where all
 
 
 class Sums(NamedTuple):
-    """A gradient, or what some queries add to it, with the squares of `row_size` and `row_noise`."""
+    """A gradient, or what some queries add to it, with the squares of figures of its rows as `Truth` has them."""
 
     exact: torch.Tensor  # [batch, heads, rows, dim]
     rounded: torch.Tensor  # [batch, heads, rows, dim], from rounded terms
     size: torch.Tensor  # [batch, heads, rows]
     noise: torch.Tensor  # [batch, heads, rows]
+    lost: torch.Tensor  # [batch, heads, rows]
 
 
 class Terms(NamedTuple):
@@ -69,6 +82,7 @@ class Terms(NamedTuple):
     rounded: torch.Tensor  # that of the reference
     size: torch.Tensor  # before dP and delta cancel
     noise: torch.Tensor  # the error of float32 sums
+    lost: torch.Tensor  # the error of numbers that are too small for the dtype, or [batch, heads, rows, 1]
 
     @property
     def transposed(self) -> Terms:
@@ -79,21 +93,29 @@ class Terms(NamedTuple):
         """Each multiplied by a factor."""
         return Terms(*(tensor * factor for tensor in self))
 
-    def in_dtype(self, dtype: torch.dtype) -> Terms:
-        """With the rounding of the reference."""
-        return self._replace(rounded=rounded_to(self.rounded, dtype))
+    def in_dtype(self, dtype: torch.dtype, factor: float = 1.0) -> Terms:
+        """With the rounding of the reference; terms below `LOST`, times a factor, may get lost."""
+        lost = self.lost.hypot(self.size.clamp_max(LOST[dtype] * factor))
+        return self._replace(rounded=rounded_to(self.rounded, dtype), lost=lost)
+
+    def weighted(self, weights: Terms) -> Terms:
+        """Each multiplied by that of weights, whose errors are independent of these."""
+        exact, rounded, size = (own * weight for own, weight in zip(self[:3], weights[:3], strict=True))
+        noise, lost = (
+            (own * weights.size).hypot(self.size * weight) for own, weight in zip(self[3:], weights[3:], strict=True)
+        )
+        return Terms(exact, rounded, size, noise, lost)
 
     def product(self, right: torch.Tensor) -> Sums:
-        """The product with a matrix; sizes are those for signs at random."""
-        weights = right.square().mean(-1, keepdim=True)
-        size, noise = ((tensor.square() @ weights)[..., 0] for tensor in (self.size, self.noise))
-        return Sums(self.exact @ right, self.rounded @ right, size, noise)
+        """The product with a matrix; figures of rows are those for signs at random."""
+        power = right.square().mean(-1, keepdim=True)
+        size, noise, lost = ((tensor.square() @ power)[..., 0] for tensor in self[2:])
+        return Sums(self.exact @ right, self.rounded @ right, size, noise, lost)
 
     def sums(self, shape: tuple[int, ...]) -> Sums:
         """The sums over the axes that are 1 in a shape."""
-        exact, rounded = (tensor.sum_to_size(shape) for tensor in (self.exact, self.rounded))
-        size, noise = (tensor.square().sum_to_size(shape).mean(-1) for tensor in (self.size, self.noise))
-        return Sums(exact, rounded, size, noise)
+        size, noise, lost = (tensor.square().sum_to_size(shape).mean(-1) for tensor in self[2:])
+        return Sums(self.exact.sum_to_size(shape), self.rounded.sum_to_size(shape), size, noise, lost)
 
 
 class Block(NamedTuple):
@@ -101,17 +123,18 @@ class Block(NamedTuple):
 
     q: torch.Tensor  # [batch, heads, rows, head_dim]
     dout: torch.Tensor  # [batch, heads, rows, head_dim_v]
-    p: torch.Tensor  # [batch, heads, rows, seq_k]
-    ds: Terms  # of the scores
+    p: Terms  # the weights
+    ds: Terms  # of the scores, not rounded
     ds0: Terms  # of the products
     of_sink: Terms | None  # [batch, heads, rows, 1]; None without a sink
 
 
-def make_gradients(inputs: Inputs, upstream: Upstream) -> dict[str, Truth]:
+def make_gradients(inputs: Inputs, upstream: Upstream, rounds: tuple[Rounding, ...] = ()) -> dict[str, Truth]:
     """The truth of `dq`, `dk` and `dv`, and of `dbias` and `dsink` if the call has these tensors.
 
     Each has the shape of its tensor.  dsink is to be written in float32, all others in the dtype of q: fp16 or bf16.
-    A query or key that sees nothing has a gradient of zero.
+    A query or key that sees nothing has a gradient of zero.  Declared roundings of scores (`q`, `s`, `tanh`) are part
+    of the reference.
     """
     of_queries, of_keys = parts.padding(inputs), parts.key_padding(inputs)
     padding = {"dq": of_queries, "dk": of_keys, "dv": of_keys}
@@ -119,7 +142,7 @@ def make_gradients(inputs: Inputs, upstream: Upstream) -> dict[str, Truth]:
     queries = inputs.q.shape[0] * inputs.q.shape[2]
     return {
         name: _truth_of(name, sums, inputs.output_dtype, terms.get(name, queries))._replace(padding=padding.get(name))
-        for name, sums in _sums_of(inputs, upstream).items()
+        for name, sums in _sums_of(inputs, upstream, rounds).items()
     }
 
 
@@ -129,25 +152,27 @@ def check_gradients(gradients: Mapping[str, torch.Tensor], truths: Mapping[str, 
 
 
 def _truth_of(name: str, sums: Sums, dtype: torch.dtype, terms: int) -> Truth:
-    exact, rounded, size, noise = sums
+    size, noise, lost = (tensor.sqrt() for tensor in sums[2:])
     if name == DSINK:
-        error = Float32Error(noise.sqrt()[..., None], torch.zeros_like(exact))
-        return Truth(exact, rounded, terms, size.sqrt(), float32_error=error)
-    reference = rounded_to(rounded, dtype)
-    return Truth(exact, reference, terms, size.sqrt(), row_factor=ROW_FACTOR, row_noise=noise.sqrt())
+        error = Float32Error(noise[..., None], torch.zeros_like(sums.exact))
+        return Truth(sums.exact, sums.rounded, terms, size, float32_error=error)
+    rounded = rounded_to(sums.rounded, dtype)
+    return Truth(sums.exact, rounded, terms, size, row_factor=ROW_FACTOR, row_noise=noise, row_lost=lost)
 
 
-def _sums_of(inputs: Inputs, upstream: Upstream) -> dict[str, Sums]:
+def _sums_of(inputs: Inputs, upstream: Upstream, rounds: tuple[Rounding, ...]) -> dict[str, Sums]:
     """All gradients before they are rounded, from blocks of queries."""
     readers, shapes = _readers(inputs), _shapes(inputs)
     given = _without_padding(inputs, upstream)
     inputs = inputs.exact().meant()
+    inputs = inputs._replace(rounds=rounds)
     k, v = (repeated_heads(tensor, inputs.q) for tensor in (inputs.k, inputs.v))
+    operands = Operands.of(k, v, inputs.scale, with_spread=False)
     whole = {name: _zeros(shape, inputs.q.device) for name, shape in shapes.items()}
     queries, step = inputs.q.shape[2], max(1, rows_per_block(inputs) // BLOCK_SHARE)
     for start in range(0, queries, step):
         rows = slice(start, min(start + step, queries))
-        block = _block_of(inputs, given, k, v, rows)
+        block = _block_of(inputs, given, operands, rows)
         for name, sums in _gradients_of(block, inputs, k, readers).items():
             has_queries = name == "dq" or (name == "dbias" and shapes[name][2] > 1)
             for target, source in zip(whole[name], sums, strict=True):
@@ -163,7 +188,7 @@ def _shapes(inputs: Inputs) -> dict[str, tuple[int, ...]]:
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device) -> Sums:
-    sizes = (shape, shape, shape[:3], shape[:3])
+    sizes = (shape, shape, shape[:3], shape[:3], shape[:3])
     return Sums(*(torch.zeros(size, dtype=torch.float64, device=device) for size in sizes))
 
 
@@ -184,42 +209,68 @@ def _without_padding(inputs: Inputs, upstream: Upstream) -> Given:
 # -- blocks of queries ------------------------------------------------------------------------------------------------
 
 
-def _block_of(inputs: Inputs, given: Given, k: torch.Tensor, v: torch.Tensor, rows: slice) -> Block:
-    """DS of some queries; k and v are in float64, for each head of q."""
-    positions = block_positions(inputs, rows)
+def _block_of(inputs: Inputs, given: Given, operands: Operands, rows: slice) -> Block:
+    """The weights and dS of some queries."""
     q, out, dout, dlse = (tensor[:, :, rows].double() for tensor in (inputs.q, *given))
-    scores, slope = _scores(inputs, (q * inputs.scale) @ k.transpose(2, 3), positions)
-    hidden, sinks = parts.hidden_keys(inputs, positions), parts.sinks(inputs, positions)
-    if hidden is not None:
-        scores = scores.masked_fill(hidden, -torch.inf)
-    lse = finite(exact_lse(scores, sinks))[..., None]
-    p, dp, dlse = (scores - lse).exp(), dout @ v.transpose(2, 3), dlse[..., None]
-    delta = (p * dp).sum(-1, keepdim=True)
-    given_delta = (dout * out).sum(-1, keepdim=True)  # of the output that the kernel gets
-    of_delta = _norm(dout) * _norm(out)
-    ds = Terms(
-        dp - delta + dlse,
-        dp - given_delta + dlse,
-        dp.abs() + (delta.abs() + dlse.abs()),
-        UNIT * (_norm(dout) * _norm(v).transpose(2, 3) + of_delta),
-    ).times(p)
-    of_sink = None
-    if sinks is not None:
-        rounding = torch.finfo(inputs.output_dtype).eps / 2 * (dout * out).square().sum(-1, keepdim=True).sqrt()
-        arithmetic = UNIT * (EXP_ROUNDINGS + finite(sinks).abs() + lse.abs()) * (of_delta + dlse.abs())
-        terms = Terms(dlse - delta, dlse - given_delta, delta.abs() + dlse.abs(), torch.hypot(rounding, arithmetic))
-        of_sink = terms.times((sinks - lse).exp())
+    weights, slope, of_sink = _weights(inputs, q, operands, block_positions(inputs, rows))
+    dp = dout @ operands.v.transpose(2, 3)
+    less_delta = _less_delta(dlse[..., None], (weights.exact * dp).sum(-1, keepdim=True), dout, out)
+    changes = Terms(
+        dp + less_delta.exact,
+        dp + less_delta.rounded,
+        dp.abs() + less_delta.size,
+        UNIT * _norm(dout) * _norm(operands.v).transpose(2, 3) + less_delta.noise,
+        less_delta.lost,
+    )
     dtype = inputs.output_dtype
-    return Block(q, dout, p, ds.in_dtype(dtype), ds.times(slope).in_dtype(dtype), of_sink)
+    stored = weights.in_dtype(dtype)
+    ds = changes.weighted(weights._replace(lost=stored.lost))
+    ds0 = ds.times(slope).in_dtype(dtype, max(1.0, 1 / abs(inputs.scale or SMALLEST)))  # also if it is scaled before
+    if of_sink is not None:
+        of_out = torch.finfo(dtype).eps / 2 * _norm(dout * out)  # the roundings of the output
+        of_sink = less_delta._replace(noise=less_delta.noise.hypot(of_out)).weighted(of_sink)
+    return Block(q, dout, stored, ds, ds0, of_sink)
+
+
+def _weights(
+    inputs: Inputs, q: torch.Tensor, operands: Operands, positions: Positions
+) -> tuple[Terms, torch.Tensor, Terms | None]:
+    """P, the derivative of the scores, and the weight of the sink, [batch, heads, rows, 1]; nothing is rounded yet."""
+    sinks, products = parts.sinks(inputs, positions), scaled_scores(q, operands)
+    scores, slope = _scores(inputs._replace(rounds=()), products, positions)
+    lse = finite(exact_lse(scores, sinks))[..., None]
+    p = stored = (scores - lse).exp()
+    if rounds := frozenset(inputs.rounds) & {"q", "s", "tanh"}:
+        products = rounded_scores(q, operands, products.detach(), inputs.output_dtype, rounds)
+        stored = (_scores(inputs, products, positions)[0] - lse).exp()
+    nothing = torch.zeros_like(lse)
+    weights = Terms(p, stored, p, UNIT * p, nothing)
+    if sinks is None:
+        return weights, slope, None
+    p = (sinks - lse).exp()
+    return weights, slope, Terms(p, p, p, UNIT * (EXP_ROUNDINGS + finite(sinks).abs() + lse.abs()) * p, nothing)
 
 
 def _scores(inputs: Inputs, products: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scores of scaled products after all parts, and the derivative of each."""
+    """The scores of scaled products, -inf where a key is hidden, and the derivative of each."""
     with torch.enable_grad():
         products.requires_grad_()
         scores = parts.changed_scores(inputs, products, positions)
         (slope,) = torch.autograd.grad(scores.sum(), products)
-    return scores.detach(), slope
+    hidden, scores = parts.hidden_keys(inputs, positions), scores.detach()
+    return scores if hidden is None else scores.masked_fill(hidden, -torch.inf), slope
+
+
+def _less_delta(dlse: torch.Tensor, delta: torch.Tensor, dout: torch.Tensor, out: torch.Tensor) -> Terms:
+    """DL - delta, [batch, heads, rows, 1]; the delta of the reference is that of the output that the kernel gets."""
+    of_given = (dout * out).sum(-1, keepdim=True)
+    return Terms(
+        dlse - delta,
+        dlse - of_given,
+        dlse.abs() + delta.abs(),
+        UNIT * _norm(dout) * _norm(out),
+        torch.zeros_like(delta),
+    )
 
 
 def _norm(rows: torch.Tensor) -> torch.Tensor:
@@ -229,18 +280,17 @@ def _norm(rows: torch.Tensor) -> torch.Tensor:
 
 def _gradients_of(block: Block, inputs: Inputs, k: torch.Tensor, readers: list[list[int]]) -> dict[str, Sums]:
     """What some queries add to the gradients; k is in float64, for each head of q."""
-    p, scale = block.p, inputs.scale
-    weights = Terms(p, p, p, UNIT * p).in_dtype(inputs.output_dtype)
+    scale = inputs.scale
     gradients = {
         "dq": block.ds0.product(scale * k),
         "dk": _of_key_heads(block.ds0.transposed.product(scale * block.q), readers),
-        "dv": _of_key_heads(weights.transposed.product(block.dout), readers),
+        "dv": _of_key_heads(block.p.transposed.product(block.dout), readers),
     }
     if (bias := inputs.word("attn_bias")) is not None:
         is_capped = any(part.is_last(inputs) for part in parts.PARTS)  # the bias comes before it, as the products do
         batch, heads, queries, keys = bias.shape
-        ds, rows = block.ds0 if is_capped else block.ds, min(queries, p.shape[2])
-        gradients["dbias"] = ds.sums((batch, heads, rows, keys))
+        ds = block.ds0 if is_capped else block.ds.in_dtype(inputs.output_dtype)
+        gradients["dbias"] = ds.sums((batch, heads, min(queries, block.q.shape[2]), keys))
     if block.of_sink is not None:
         gradients[DSINK] = block.of_sink.sums(tuple(inputs.word("sink").shape))
     return gradients

@@ -85,7 +85,7 @@ def same_precision(errors: Errors) -> PolicyResult:
         return _float32(errors, errors.truth.float32_error)
     ideal = errors.truth.same_precision - errors.truth.out  # the error of an ideal kernel
     u = ulp(float(errors.truth.out.abs().max()), errors.dtype)
-    noise = _noise(errors.truth)
+    noise, lost = (_per_row(errors.truth, figure) for figure in (errors.truth.row_noise, errors.truth.row_lost))
     ideal_rms = math.hypot(rms(ideal), rms(noise))
     max_allowed = 2 * float(ideal.abs().max()) + 8 * float(noise.max()) + 0.75 * u
     gain_allowed = 20 * _gain_noise(errors, ideal, ideal_rms) + _systematic_gain(errors)
@@ -93,15 +93,15 @@ def same_precision(errors: Errors) -> PolicyResult:
         _finite(errors),
         _bound("max", float(errors.error.abs().max()), max_allowed),
         _bound("rms", rms(errors.error), 1.5 * ideal_rms + u / 8),
-        _rows(errors, ideal, ideal_rms, noise),
+        _rows(errors, ideal, ideal_rms, noise.hypot(lost)),
         _gain(errors, gain_allowed),
     )
     return PolicyResult(bounds, max_allowed)
 
 
-def _noise(truth: Truth) -> torch.Tensor:
-    """`Truth.row_noise`, or 0 for each row, [batch, heads, seq_q]."""
-    return torch.zeros_like(truth.row_size) if truth.row_noise is None else truth.row_noise
+def _per_row(truth: Truth, figure: torch.Tensor | None) -> torch.Tensor:
+    """A figure of each row, [batch, heads, seq_q], or zeros."""
+    return torch.zeros_like(truth.row_size) if figure is None else figure
 
 
 def _float32(errors: Errors, expected: Float32Error | None) -> PolicyResult:
@@ -242,7 +242,7 @@ def _rows(errors: Errors, ideal: torch.Tensor, ideal_rms: float, noise: torch.Te
     truth, factor = errors.truth.out, errors.truth.row_factor
     relative = ideal_rms / max(rms(truth), _TINY)
     expected = torch.maximum(_row_rms(ideal), relative * torch.maximum(_row_rms(truth), errors.truth.row_size))
-    allowed = factor * (expected + noise) + ulps(truth.abs().amax(-1), errors.dtype) / 8  # [b, h, seq_q]
+    allowed = factor * expected.hypot(noise) + ulps(truth.abs().amax(-1), errors.dtype) / 8  # [b, h, seq_q]
     return _worst("row rms", _row_rms(errors.error), allowed)
 
 

@@ -66,6 +66,8 @@ class Truth(NamedTuple):
     row_factor: float = 5.0  # how many times its expected error a row may have
     # The RMS of a row's error in float32 sums that cancel; None if the error of roundings is always larger.
     row_noise: torch.Tensor | None = None  # [batch, heads, seq_q] float64
+    # The same for numbers that are too small for the dtype, which counts in the bound of a row.
+    row_lost: torch.Tensor | None = None  # [batch, heads, seq_q] float64
     # Only if it comes from the user's functions: the truth of further outputs, what stands behind a verdict, and the
     # largest error that is allowed, if the options have one.
     rows: tuple[tuple[str, RowTruth], ...] = ()
@@ -163,7 +165,7 @@ def truth_of_rows(
         spread = Spread(of_sum, along_row, largest_v)
     if precision.dtype != torch.float32:
         if rounds := {"q", "s", "tanh"} & set(precision.rounds):
-            rounded = _rounded_scores(q, operands, scores, precision.dtype, frozenset(rounds))
+            rounded = rounded_scores(q, operands, scores, precision.dtype, frozenset(rounds))
             p, row_sum = (stored or softmax)(rounded)
         same_precision = _same_precision(p, row_sum, v, precision)
         return Truth(out, same_precision, k.shape[2], row_size, spread, None, norm4_size)
@@ -195,7 +197,7 @@ def scaled_scores(q: torch.Tensor, operands: Operands) -> torch.Tensor:
     return (q.double() * operands.scale) @ operands.k.transpose(2, 3)
 
 
-def _rounded_scores(
+def rounded_scores(
     q: torch.Tensor, operands: Operands, scores: torch.Tensor, dtype: torch.dtype, rounds: frozenset[str]
 ) -> torch.Tensor:
     """The scores of an ideal kernel that rounds Q * scale, S or both."""

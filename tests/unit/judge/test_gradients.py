@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
 
+from pytest_fa.attention import parts
 from pytest_fa.attention.lse import exact_lse
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs, make_inputs
 from pytest_fa.judge import truth
-from pytest_fa.judge.gradients import BLOCK_SHARE, Upstream, make_gradients
-from pytest_fa.judge.truth import make_truth
+from pytest_fa.judge.gradients import BLOCK_SHARE, Upstream, check_gradients, make_gradients
+from pytest_fa.judge.row_outputs import make_row_truth
+from pytest_fa.judge.truth import Truth, make_truth
+from tests.unit.judge.backward_kernels import DATA, LARGE_SHAPES, RIGHT, SHAPES, WRONG, Call, Variant
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
+MAX_USED, MIN_USED = 0.99, 1.1  # of a bound, by right kernels and by wrong ones
 assert_close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
 CASES = (
     "b2h3s65d64-fp16",
@@ -114,3 +122,74 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch, shape
         for tensor, expected in zip(each, whole[name], strict=True):
             if isinstance(tensor, torch.Tensor):
                 assert_close(tensor, expected)
+
+
+# -- simulated kernels ------------------------------------------------------------------------------------------------
+
+
+class Solved(NamedTuple):
+    """What a kernel gets, and its truth."""
+
+    inputs: Inputs
+    upstream: Upstream
+    lse: torch.Tensor
+    truths: dict[str, Truth]
+
+
+@functools.lru_cache(maxsize=32)
+def solved(shape: str, data: str, seed: int = 0, rounds: tuple[Rounding, ...] = ()) -> Solved:
+    """A problem with some kind of data; the gradient of the log-sum-exp is zero if the seed is odd."""
+    inputs = inputs_of(shape, seed)
+    q, k, v = (tensor.clone() for tensor in inputs[:3])
+    if data == "peaked":
+        q *= 6
+    if data == "outlier":
+        k[..., 5] *= 12
+        v[..., 7] *= 12
+    inputs = inputs._replace(q=q, k=k, v=v)
+    upstream = upstream_of(inputs, has_dlse=seed % 2 == 0, rms=0.02 if data == "small" else 1.0)
+    if data == "outlier":
+        upstream.dout[..., 9] *= 12
+    lse = make_row_truth(parts.outputs()["lse"], inputs).exact
+    return Solved(inputs, upstream, lse, make_gradients(inputs, upstream, rounds))
+
+
+def used_by(variant: Variant, shape: str, data: str, seed: int = 0) -> float:
+    """The largest share of a bound that a simulated kernel uses; infinite for NaN."""
+    inputs, upstream, lse, truths = solved(shape, data, seed, variant.rounds)
+    written = Call(inputs, upstream, lse, variant).gradients
+    checks = check_gradients(written, {name: truths[name] for name in written})
+    shares = [math.inf if bound.used is None else bound.used for check in checks.values() for bound in check.bounds]
+    assert all(check.passed for check in checks.values()) == (max(shares) <= 1)
+    return max(shares)
+
+
+EACH_DTYPE = pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+
+
+@EACH_DTYPE
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_kernel_passes(name: str, dtype: str) -> None:
+    """With any tiles, roundings and formulas that are right, on all data, a kernel uses less than each bound."""
+    variant = RIGHT[name]
+    for shape, data in itertools.product(variant.shapes, variant.data):
+        assert used_by(variant, shape.format(dtype), data) < MAX_USED, (shape, data)
+
+
+@pytest.mark.nightly
+@EACH_DTYPE
+@pytest.mark.parametrize("shape", [*SHAPES, *LARGE_SHAPES])
+def test_right_kernel_passes_with_more_seeds(shape: str, dtype: str) -> None:
+    """The same at up to 1024 queries, with two more seeds, one of which is without a gradient of the log-sum-exp."""
+    for seed, data, (name, variant) in itertools.product((1, 2), DATA, RIGHT.items()):
+        if shape in (*variant.shapes, *LARGE_SHAPES):
+            assert used_by(variant, shape.format(dtype), data, seed) < MAX_USED, (seed, data, name)
+
+
+@EACH_DTYPE
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_kernel_is_rejected(name: str, dtype: str) -> None:
+    """Each mistake breaks a bound on each case that shows it, on all data that it names."""
+    variant = WRONG[name]
+    for shape, data in itertools.product(variant.shapes, variant.data):
+        assert used_by(variant, shape.format(dtype), data) > MIN_USED, (shape, data)
