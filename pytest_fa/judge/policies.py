@@ -76,6 +76,9 @@ def same_precision(errors: Errors) -> PolicyResult:
       g * truth fits the output best in least squares.  It averages over S_q * D elements, so that it reveals systematic
       errors far below the maximum.
 
+    Where sums cancel, as in gradients, rounding does not cause all of the error.  With z, the RMS of `Truth.row_noise`
+    over all rows, R is sqrt(R^2 + z^2), and max may be 8 times the largest row's noise more.
+
     The constants are tested with simulated kernels: right ones use less than 0.98 of each bound, and each listed
     mistake uses more than 1.1 of at least one (`tests/unit/judge/test_mutations.py`).
 
@@ -225,6 +228,9 @@ def _finite(errors: Errors) -> Bound:
 
 def _rows(errors: Errors, ideal: torch.Tensor, ideal_rms: float, noise: torch.Tensor) -> Bound:
     """Bound the RMS error of each row: rms(error row) <= 5 max(rms(reference's error row), r size) + ulp(max|row|) / 8.
+
+    Gradients have another factor, `Truth.row_factor`, and sqrt(max(...)^2 + noise^2) in place of the maximum, with
+    `noise`, [batch, heads, seq_q].
 
     r = R / rms(truth) is the reference's relative error over the whole output, and `row` is the row of truth.  `size`
     is the larger of rms(row) and `Truth.row_size` = sqrt(sum p^2) rms(v).  The second matters where the columns of V

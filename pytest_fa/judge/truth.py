@@ -64,9 +64,9 @@ class Truth(NamedTuple):
     norm4_size: torch.Tensor | None = None  # [batch, heads, seq_q] float64
     padding: Padding | None = None  # the rows that are not judged
     row_factor: float = 5.0  # how many times its expected error a row may have
-    # The RMS of a row's error in float32 sums that cancel; None if the error of roundings is always larger.
+    # Of gradients, the RMS of a row's error because float32 sums cancel, and because a kernel loses numbers that are
+    # too small for the dtype.  The latter counts in the bound of a row alone: it matters in rows of small numbers.
     row_noise: torch.Tensor | None = None  # [batch, heads, seq_q] float64
-    # The same for numbers that are too small for the dtype, which counts in the bound of a row.
     row_lost: torch.Tensor | None = None  # [batch, heads, seq_q] float64
     # Only if it comes from the user's functions: the truth of further outputs, what stands behind a verdict, and the
     # largest error that is allowed, if the options have one.

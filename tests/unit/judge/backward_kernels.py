@@ -15,7 +15,7 @@ import torch
 from pytest_fa.attention import parts
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
-from pytest_fa.judge.gradients import Upstream
+from pytest_fa.judge.gradients import OF_WORDS, Upstream
 from pytest_fa.judge.truth import block_positions
 
 # Mostly a tensor, [batch, heads, ...] float32, with the heads of Q also for K and V.
@@ -38,6 +38,7 @@ SHAPES = (
     "b1h6s100d64-{}-causal-sink",
     "b1h2s100d64-{}-cap2",
     "b1h2s100d64-{}-biashq",
+    "b2h2s40d64-{}-cap2-biash",
 )
 LARGE_SHAPES = ("b1h2s300d64-{}", "b1h2s300d128-{}-causal", "b1h2s1024d64-{}", "b1h2s1024d128-{}-causal")
 NOT_TINY = SHAPES[5:]
@@ -48,6 +49,8 @@ GROUPED = ("b1h4s64d64-{}-kv2", "b1h4s300d64-{}-causal-kv2")
 CAPPED = ("b1h2s64d64-{}-cap2", "b1h2s300d64-{}-causal-cap2")
 SINKS = ("b1h6s64d64-{}-sink", "b1h6s300d64-{}-causal-sink")
 BIASED = ("b1h2s64d64-{}-biashq", "b1h2s300d64-{}-causal-biashq")
+SHARED_BIAS = ("b2h2s64d64-{}-biashq", "b2h2s100d64-{}-causal-biashq")
+CAPPED_BIAS = ("b2h2s64d64-{}-cap2-biashq",)
 UNEQUAL = ("b1h2s77d64-{}-causal_br-sk300",)
 LONG = ("b1h1s64d64-{}-sk2048",)
 
@@ -80,8 +83,9 @@ class Call:
 
     @property
     def gradients(self) -> dict[str, torch.Tensor]:
-        """What the kernel writes."""
-        return {name: getattr(self, name).to(self.dtype) for name in ("dq", "dk", "dv")}
+        """What the kernel writes; dsink in float32."""
+        names = ["dq", "dk", "dv", *(name for word, name in OF_WORDS.items() if word in self.inputs.extra)]
+        return {name: getattr(self, name).to(torch.float32 if name == "dsink" else self.dtype) for name in names}
 
     def product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """The product of two matrices, summed tile by tile."""
@@ -118,12 +122,16 @@ STEPS: Mapping[str, Step] = {
     "p_of_dv": lambda call: call.p,
     "dp": lambda call: call.dout @ call.v.mT,
     "delta": lambda call: (call.dout * call.out).sum(-1, keepdim=True),
-    "ds": lambda call: call.p_of_ds * (call.dp - call.delta + call.dlse) * call.slope,
+    "ds_of_scores": lambda call: call.p_of_ds * (call.dp - call.delta + call.dlse),
+    "ds": lambda call: call.ds_of_scores * call.slope,
     "ds_of_dq": lambda call: call.ds,
     "ds_of_dk": lambda call: call.ds,
     "dq": lambda call: call.scale * call.product(call.rounded(call.ds_of_dq), call.k),
     "dk": lambda call: call.of_keys(call.scale * call.product(call.rounded(call.ds_of_dk).mT, call.q)),
     "dv": lambda call: call.of_keys(call.product(call.rounded(call.p_of_dv).mT, call.dout)),
+    "dbias": lambda call: call.ds_of_scores.sum_to_size(call.inputs.word("attn_bias").shape),
+    "p_of_sink": lambda call: (call.inputs.word("sink") - call.lse).exp(),
+    "dsink": lambda call: (call.p_of_sink * (call.dlse - call.delta)).sum((0, 2), keepdim=True),
 }
 
 
@@ -152,7 +160,7 @@ RIGHT = {
     "P in float32": Variant({"dv": lambda c: c.of_keys(c.product(c.p.mT, c.dout))}),
     "delta from P dP": Variant({"delta": lambda c: (c.p * c.dp).sum(-1, keepdim=True)}),
     "delta from exact O": Variant({"delta": lambda c: (c.dout * (c.p @ c.v)).sum(-1, keepdim=True)}),
-    "dL subtracted from delta": Variant({"ds": lambda c: c.p * (c.dp - (c.delta - c.dlse)) * c.slope}),
+    "dL subtracted from delta": Variant({"ds_of_scores": lambda c: c.p * (c.dp - (c.delta - c.dlse))}),
     "dS from rounded P": Variant({"p_of_ds": lambda c: c.rounded(c.p)}, NOT_TINY),
     "dS scaled before it is rounded": Variant(
         {
@@ -228,8 +236,8 @@ WRONG = {
     ),
     "log-sum-exp in base 2": wrong({"p": lambda c: (c.scores - c.lse * math.log(2)).exp().masked_fill(c.hidden, 0.0)}),
     "dv from P that is not normalised": wrong({"p_of_dv": _by_row_max}),
-    "dL ignored": wrong({"ds": lambda c: c.p * (c.dp - c.delta) * c.slope}),
-    "dL with the other sign": wrong({"ds": lambda c: c.p * (c.dp - c.delta - c.dlse) * c.slope}),
+    "dL ignored": wrong({"ds_of_scores": lambda c: c.p * (c.dp - c.delta)}),
+    "dL with the other sign": wrong({"ds_of_scores": lambda c: c.p * (c.dp - c.delta - c.dlse)}),
     "dq summed in 16 bits": wrong(
         {
             "tile": lambda _: 16,  # which a tensor core adds before it rounds
@@ -248,4 +256,12 @@ WRONG = {
     "no bias in S": wrong({"scores": lambda c: c.products}, BIASED),
     "dO of the next head in dP": wrong({"dp": lambda c: c.dout.roll(-1, 1) @ c.v.mT}),
     "dO of the next row in dv": wrong({"dv": lambda c: c.of_keys(c.product(c.rounded(c.p).mT, c.dout.roll(-1, 2)))}),
+    "dbias of the first batch": wrong({"dbias": lambda c: c.ds_of_scores[:1]}, SHARED_BIAS),
+    "dbias with the derivative of the cap": wrong({"dbias": lambda c: c.ds.sum(0, keepdim=True)}, CAPPED_BIAS),
+    "dbias with the scale": wrong({"dbias": lambda c: c.scale * STEPS["dbias"](c)}, SHARED_BIAS),
+    "dsink without P": wrong({"p_of_sink": lambda c: torch.ones_like(c.lse)}, SINKS),
+    "dsink from dL alone": wrong({"dsink": lambda c: (c.p_of_sink * c.dlse).sum((0, 2), keepdim=True)}, SINKS),
+    "dsink lacks the last row": wrong(
+        {"dsink": lambda c: (c.p_of_sink * (c.dlse - c.delta))[:, :, :-1].sum((0, 2), keepdim=True)}, SINKS
+    ),
 }

@@ -15,9 +15,10 @@ from pytest_fa.attention import parts
 from pytest_fa.attention.lse import exact_lse
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Rounding
-from pytest_fa.gpu.inputs import Inputs, make_inputs
-from pytest_fa.judge import truth
+from pytest_fa.gpu.inputs import Inputs, make_inputs, poison
+from pytest_fa.judge import truth as truth_module
 from pytest_fa.judge.gradients import BLOCK_SHARE, Upstream, check_gradients, make_gradients
+from pytest_fa.judge.padding import rows_of
 from pytest_fa.judge.row_outputs import make_row_truth
 from pytest_fa.judge.truth import Truth, make_truth
 from tests.unit.judge.backward_kernels import DATA, LARGE_SHAPES, RIGHT, SHAPES, WRONG, Call, Variant
@@ -117,11 +118,27 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch, shape
     upstream = upstream_of(inputs)
     whole = make_gradients(inputs, upstream)
     row_bytes = 8 * inputs.q.shape[0] * inputs.q.shape[1] * inputs.k.shape[2]
-    monkeypatch.setattr(truth, "BLOCK_BYTES", {"cpu": 7 * BLOCK_SHARE * row_bytes})
+    monkeypatch.setattr(truth_module, "BLOCK_BYTES", {"cpu": 7 * BLOCK_SHARE * row_bytes})
     for name, each in make_gradients(inputs, upstream).items():
         for tensor, expected in zip(each, whole[name], strict=True):
             if isinstance(tensor, torch.Tensor):
                 assert_close(tensor, expected)
+
+
+def test_padding_of_a_ragged_batch_is_judged_as_declared() -> None:
+    """Rows at or behind the lengths hold NaN in what the call gets, and stay untouched in each gradient."""
+    inputs = inputs_of("b4h4s70d64-fp16-causal_br-kv2-sk77-var2")
+    padding, (out, dout, _) = parts.padding(inputs), upstream_of(inputs)
+    assert padding is not None
+    given = (tensor.masked_fill(rows_of(padding, tensor), math.nan) for tensor in (out, dout, dout[..., 0]))
+    with_nan = Upstream(*given)
+    for name, truth in make_gradients(inputs, with_nan).items():
+        assert truth.padding is not None
+        rows, written = rows_of(truth.padding, truth.out), truth.same_precision.half()
+        untouched = written.where(~rows, poison(torch.empty_like(written)))
+        assert (bool(rows.any()), bool(truth.out[rows].any())) == (True, False)
+        assert check_gradients({name: untouched}, {name: truth})[name].passed
+        assert check_gradients({name: written}, {name: truth})[name].tightest.name == "rows past"
 
 
 # -- simulated kernels ------------------------------------------------------------------------------------------------
@@ -136,7 +153,7 @@ class Solved(NamedTuple):
     truths: dict[str, Truth]
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=512)
 def solved(shape: str, data: str, seed: int = 0, rounds: tuple[Rounding, ...] = ()) -> Solved:
     """A problem with some kind of data; the gradient of the log-sum-exp is zero if the seed is odd."""
     inputs = inputs_of(shape, seed)
