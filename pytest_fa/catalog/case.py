@@ -183,6 +183,22 @@ class Case(msgspec.Struct, frozen=True):
         return further + sum(each.touched._bytes_of_four for each in self.sequences)  # noqa: SLF001  # of another case
 
     @property
+    def backward_flops(self) -> int:
+        """The operations of the five matrix products of a backward call, counted for visible pairs only.
+
+        Q K^T, dS K and dS^T Q sum or give head_dim elements for each pair, dO V^T and P^T dO head_dim_v elements.
+        """
+        return 2 * self.heads * self.all_pairs * (3 * self.head_dim + 2 * self.head_dim_v)
+
+    @property
+    def backward_touched_bytes(self) -> int:
+        """The least bytes of a backward call: a forward call's, as many for four gradients, and the log-sum-exp."""
+        sequences = [each.touched for each in self.sequences]
+        gradients = sum(each._bytes_of_four for each in sequences)  # noqa: SLF001  # of another case
+        of_lse = ELEMENT_BYTES["fp32"] * self.heads * sum(each.seq_q for each in sequences)
+        return self.touched_bytes + gradients + of_lse
+
+    @property
     def _bytes_of_four(self) -> int:
         """The bytes of q, k, v and out."""
         lengths = self._sequence_lengths or ((self.batch * self.seq_q, self.batch * self.seq_k),)

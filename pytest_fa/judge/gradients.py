@@ -48,7 +48,7 @@ from pytest_fa.records.checks import Check
 ROW_FACTOR = 6.0
 # Half the smallest fp16 number, which is lost where a number is rounded; and what float32 may flush to zero.
 LOST = {torch.float16: 2.0**-25, torch.bfloat16: SMALLEST}
-BLOCK_SHARE = 8  # of the queries of a forward's block, because more tensors of its size live at once
+BLOCK_SHARE = 16  # of the queries of a forward's block, because more tensors of its size live at once
 EXP_ROUNDINGS = 8  # of exp(sink - L) and of what it is multiplied with, besides those of its argument
 DSINK = "dsink"
 OF_WORDS = {"attn_bias": "dbias", "sink": DSINK}  # gradients of tensors that only some calls have

@@ -153,6 +153,35 @@ def test_work_is_counted_per_call(text: str, flops: int, moved: int) -> None:
     assert (flops, moved) == (case.flops_per_call, case.bytes_per_call)
 
 
+@pytest.mark.parametrize(
+    ("text", "flops", "moved"),
+    [
+        # 2 heads, 64 x 64 pairs; q, k, v, out and their gradients, and the log-sum-exp.
+        ("b1h2s64d64-fp16-seed0", 2 * 2 * 64 * 64 * 5 * 64, 8 * 2 * 64 * 64 * 2 + 4 * 2 * 64),
+        ("b3h2s64d64-fp16-seed0", 3 * 2 * 2 * 64 * 64 * 5 * 64, 3 * (8 * 2 * 64 * 64 * 2 + 4 * 2 * 64)),
+        ("b1h2s64d64-fp16-causal-seed0", 2 * 2 * 65 * 32 * 5 * 64, 8 * 2 * 64 * 64 * 2 + 4 * 2 * 64),
+        # One head of k and v, whose values have 32 elements.
+        (
+            "b1h4s10d64-bf16-kv1-sk20-dv32-seed0",
+            2 * 4 * 10 * 20 * (3 * 64 + 2 * 32),
+            2 * 2 * (4 * 10 * (64 + 32) + 20 * (64 + 32)) + 4 * 4 * 10,
+        ),
+        # The first 10 keys are all that the queries see; a sink for each head.
+        ("b1h2s10d64-fp16-causal-sk64-sink-seed0", 2 * 2 * 55 * 5 * 64, 8 * 2 * 10 * 64 * 2 + 4 * 2 * 10 + 4 * 2),
+        # Keys of 64 and 32 tokens.
+        (
+            "b2h1s1d64-fp16-sk64-var4-seed0",
+            2 * (64 + 32) * 5 * 64,
+            2 * 2 * (2 * 2 * 64 + 2 * (64 + 32) * 64) + 4 * 2,
+        ),
+    ],
+)
+def test_the_work_of_a_backward_call(text: str, flops: int, moved: int) -> None:
+    """Five matrix products; each tensor and gradient of the keys and queries that count, once."""
+    case = parse_case(text)
+    assert (flops, moved) == (case.backward_flops, case.backward_touched_bytes)
+
+
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
 def test_the_scale_is_that_of_sdpa(head_dim: int) -> None:
     """The softmax scale is 1/sqrt(head_dim)."""
