@@ -10,11 +10,12 @@ Truth is this in float64, with the exact output in delta.  The same-precision re
 the kernel gets, which is rounded already, and rounds P, dS0 and the gradients.  With an exact output in its place, a
 right kernel would have up to 190 times the reference's error in a row that sees few keys.
 
-Each gradient is compared as an output is (`policies.same_precision`), with three changes in `Truth`:
+Each gradient is compared as an output is (`policies.same_precision`), with what `Truth` has for it:
 
 - The size of a row, to which its error is in proportion, is that before dP and delta cancel (`row_size`).
-- A row may have 6 times its expected error (`row_factor`).
+- A row may have 6 times its expected error (`row_factor`), because a kernel may scale dS before it rounds it.
 - Where dP and delta cancel to nothing, the error of their float32 sums remains (`row_noise`).
+- In a row of small numbers, P and dS are rounded to multiples of the smallest number of the dtype (`row_lost`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pytest_fa.attention.grouped_heads import key_heads
 from pytest_fa.attention.lse import exact_lse, finite
 from pytest_fa.attention.mistake import Positions
 from pytest_fa.catalog.variant import Rounding
+from pytest_fa.errors import UsageProblem
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.float32_error import SMALLEST, UNIT, Float32Error
 from pytest_fa.judge.output_check import check_output
@@ -46,7 +48,7 @@ from pytest_fa.judge.truth import (
 from pytest_fa.records.checks import Check
 
 ROW_FACTOR = 6.0
-# Half the smallest fp16 number, which is lost where a number is rounded; and what float32 may flush to zero.
+# The error of rounding the smallest numbers: half of that of fp16, and all that float32 may flush to zero.
 LOST = {torch.float16: 2.0**-25, torch.bfloat16: SMALLEST}
 BLOCK_SHARE = 16  # of the queries of a forward's block, because more tensors of its size live at once
 EXP_ROUNDINGS = 8  # of exp(sink - L) and of what it is multiplied with, besides those of its argument
@@ -94,7 +96,7 @@ class Terms(NamedTuple):
         return Terms(*(tensor * factor for tensor in self))
 
     def in_dtype(self, dtype: torch.dtype, factor: float = 1.0) -> Terms:
-        """With the rounding of the reference; terms below `LOST`, times a factor, may get lost."""
+        """With the rounding of the reference; `factor` is that of `LOST`."""
         lost = self.lost.hypot(self.size.clamp_max(LOST[dtype] * factor))
         return self._replace(rounded=rounded_to(self.rounded, dtype), lost=lost)
 
@@ -133,9 +135,11 @@ def make_gradients(inputs: Inputs, upstream: Upstream, rounds: tuple[Rounding, .
     """The truth of `dq`, `dk` and `dv`, and of `dbias` and `dsink` if the call has these tensors.
 
     Each has the shape of its tensor.  dsink is to be written in float32, all others in the dtype of q: fp16 or bf16.
-    A query or key that sees nothing has a gradient of zero.  Declared roundings of scores (`q`, `s`, `tanh`) are part
-    of the reference.
+    A query or key that sees nothing has a gradient of zero, and a gradient without elements is left out.  Declared
+    roundings of scores (`q`, `s`, `tanh`) are part of the reference.  Raises `UsageProblem` for another dtype.
     """
+    if inputs.output_dtype not in LOST:
+        raise UsageProblem(f"gradients are judged in fp16 and bf16 only, the output is {inputs.output_dtype}")
     of_queries, of_keys = parts.padding(inputs), parts.key_padding(inputs)
     padding = {"dq": of_queries, "dk": of_keys, "dv": of_keys}
     terms = {"dq": inputs.k.shape[2]}  # the others are sums over queries
@@ -143,6 +147,7 @@ def make_gradients(inputs: Inputs, upstream: Upstream, rounds: tuple[Rounding, .
     return {
         name: _truth_of(name, sums, inputs.output_dtype, terms.get(name, queries))._replace(padding=padding.get(name))
         for name, sums in _sums_of(inputs, upstream, rounds).items()
+        if sums.exact.numel()
     }
 
 
@@ -164,19 +169,18 @@ def _sums_of(inputs: Inputs, upstream: Upstream, rounds: tuple[Rounding, ...]) -
     """All gradients before they are rounded, from blocks of queries."""
     readers, shapes = _readers(inputs), _shapes(inputs)
     given = _without_padding(inputs, upstream)
-    inputs = inputs.exact().meant()
-    inputs = inputs._replace(rounds=rounds)
+    inputs = inputs.exact().meant()._replace(rounds=rounds)
     k, v = (repeated_heads(tensor, inputs.q) for tensor in (inputs.k, inputs.v))
     operands = Operands.of(k, v, inputs.scale, with_spread=False)
     whole = {name: _zeros(shape, inputs.q.device) for name, shape in shapes.items()}
+    with_queries = {name for name in ("dq", "dbias") if name in shapes and shapes[name][2] > 1}
     queries, step = inputs.q.shape[2], max(1, rows_per_block(inputs) // BLOCK_SHARE)
     for start in range(0, queries, step):
         rows = slice(start, min(start + step, queries))
         block = _block_of(inputs, given, operands, rows)
         for name, sums in _gradients_of(block, inputs, k, readers).items():
-            has_queries = name == "dq" or (name == "dbias" and shapes[name][2] > 1)
             for target, source in zip(whole[name], sums, strict=True):
-                target[:, :, rows if has_queries else slice(None)] += source
+                target[:, :, rows if name in with_queries else slice(None)] += source
     return whole
 
 
@@ -227,7 +231,7 @@ def _block_of(inputs: Inputs, given: Given, operands: Operands, rows: slice) -> 
     ds = changes.weighted(weights._replace(lost=stored.lost))
     ds0 = ds.times(slope).in_dtype(dtype, max(1.0, 1 / abs(inputs.scale or SMALLEST)))  # also if it is scaled before
     if of_sink is not None:
-        of_out = torch.finfo(dtype).eps / 2 * _norm(dout * out)  # the roundings of the output
+        of_out = _norm(dout * (torch.finfo(dtype).eps / 2 * out.abs()).clamp_min(LOST[dtype]))  # its roundings
         of_sink = less_delta._replace(noise=less_delta.noise.hypot(of_out)).weighted(of_sink)
     return Block(q, dout, stored, ds, ds0, of_sink)
 
@@ -262,7 +266,7 @@ def _scores(inputs: Inputs, products: torch.Tensor, positions: Positions) -> tup
 
 
 def _less_delta(dlse: torch.Tensor, delta: torch.Tensor, dout: torch.Tensor, out: torch.Tensor) -> Terms:
-    """DL - delta, [batch, heads, rows, 1]; the delta of the reference is that of the output that the kernel gets."""
+    """What dS adds to dP: dL - delta, [batch, heads, rows, 1].  The reference has the delta of the given output."""
     of_given = (dout * out).sum(-1, keepdim=True)
     return Terms(
         dlse - delta,

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.grouped_heads import key_heads
 from pytest_fa.attention.lse import exact_lse
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Rounding
+from pytest_fa.errors import UsageProblem
 from pytest_fa.gpu.inputs import Inputs, make_inputs, poison
 from pytest_fa.judge import truth as truth_module
 from pytest_fa.judge.gradients import BLOCK_SHARE, Upstream, check_gradients, make_gradients
@@ -62,13 +64,12 @@ def upstream_of(inputs: Inputs, *, has_dlse: bool = True, rms: float = 1.0) -> U
 
 def dense(inputs: Inputs, upstream: Upstream) -> dict[str, torch.Tensor]:
     """The gradients by autograd, from attention as its definition says, without blocks or formulas."""
-    inputs = inputs.meant()
     leaves = {name: tensor.double() for name, tensor in inputs.parts.items() if tensor.is_floating_point()}
-    leaves = {name: tensor.requires_grad_() for name, tensor in leaves.items()}
-    group, (_, _, seq_q, _), seq_k = inputs.q.shape[1] // inputs.k.shape[1], inputs.q.shape, inputs.k.shape[2]
-    k, v = (leaves[name].repeat_interleave(group, 1) for name in "kv")
-    scores = leaves["q"] @ k.mT * inputs.scale
-    if cap := inputs.word("softcap"):
+    leaves = {name: tensor.nan_to_num(0.0, math.inf, -math.inf).requires_grad_() for name, tensor in leaves.items()}
+    order, seq_q, seq_k = key_heads(inputs), inputs.q.shape[2], inputs.k.shape[2]
+    k, v = (leaves[name][:, order] for name in "kv")
+    scores, is_last = leaves["q"] @ k.mT * inputs.scale, inputs.convention("add") == "before_cap"
+    if (cap := inputs.word("softcap")) and not is_last:
         scores = cap * (scores / cap).tanh()
     lengths_q, lengths_k = (inputs.word(word) for word in ("seqlens_q", "seqlens_k"))
     lengths_q, lengths_k = (seq_q if lengths_q is None else lengths_q, seq_k if lengths_k is None else lengths_k)
@@ -76,9 +77,11 @@ def dense(inputs: Inputs, upstream: Upstream) -> dict[str, torch.Tensor]:
     own = query if inputs.causal == "top_left" else query + (lengths_k - lengths_q)
     hidden = torch.zeros(scores.shape, dtype=torch.bool) | (query >= lengths_q) | (key >= lengths_k)
     if (bias := leaves.get("attn_bias")) is not None:
-        scores, hidden = scores + bias, hidden | (bias == -math.inf)
+        scores, hidden = scores + bias, hidden | (bias == -math.inf) & (not is_last)
     if (slopes := leaves.get("alibi_slopes")) is not None:
         scores = scores - slopes * (own - key).abs()
+    if cap and is_last:
+        scores = cap * (scores / cap).tanh()
     if inputs.causal != "none":
         hidden = hidden | (key > own)
     if (left := inputs.word("window_left")) is not None:
@@ -109,6 +112,36 @@ def test_gradients_are_those_of_autograd(shape: str) -> None:
     assert got.keys() == expected.keys()
     for name, gradient in got.items():
         assert_close(gradient, expected[name])
+
+
+@pytest.mark.parametrize(
+    ("shape", "convention"),
+    [
+        ("b1h4s33d64-fp16-kv2-sk40", {"groups": "interleaved"}),
+        ("b2h2s33d64-fp16-sk40-cap2-biashq", {"add": "before_cap"}),
+    ],
+)
+def test_gradients_of_a_kernel_with_conventions(shape: str, convention: dict[str, str]) -> None:
+    """Key heads get the gradients of the query heads that read them, and a bias before the cap has its derivative."""
+    inputs = make_inputs(parse_case(f"{shape}-seed0"), CPU, convention)
+    upstream, expected = upstream_of(inputs), dense(inputs, upstream_of(inputs))
+    for name, each in make_gradients(inputs, upstream).items():
+        assert_close(each.out, expected[name])
+
+
+def test_gradients_without_elements_are_left_out() -> None:
+    """A call without keys has only a gradient of its queries, which is zero."""
+    inputs = inputs_of("b1h2s5d64-fp16-sk0")
+    gradients = make_gradients(inputs, upstream_of(inputs))
+    assert {name: bool(each.out.any()) for name, each in gradients.items()} == {"dq": False}
+    assert check_gradients({"dq": torch.zeros_like(inputs.q)}, gradients)["dq"].passed
+
+
+def test_gradients_in_float32_are_refused() -> None:
+    """Their bounds would be those of other roundings."""
+    inputs = inputs_of("b1h2s5d64-fp32")
+    with pytest.raises(UsageProblem, match="fp16 and bf16 only"):
+        make_gradients(inputs, upstream_of(inputs))
 
 
 @pytest.mark.parametrize("shape", CASES)
@@ -190,7 +223,7 @@ def test_right_kernel_passes(name: str, dtype: str) -> None:
     """With any tiles, roundings and formulas that are right, on all data, a kernel uses less than each bound."""
     variant = RIGHT[name]
     for shape, data in itertools.product(variant.shapes, variant.data):
-        assert used_by(variant, shape.format(dtype), data) < MAX_USED, (shape, data)
+        assert used_by(variant, shape.format(dtype), data, DATA.index(data) % 2) < MAX_USED, (shape, data)
 
 
 @pytest.mark.nightly
