@@ -23,6 +23,7 @@ from pytest_fa.judge.gradients import BLOCK_SHARE, Upstream, check_gradients, ma
 from pytest_fa.judge.padding import rows_of
 from pytest_fa.judge.row_outputs import make_row_truth
 from pytest_fa.judge.truth import Truth, make_truth
+from tests.tiers import nightly_after
 from tests.unit.judge.backward_kernels import DATA, LARGE_SHAPES, RIGHT, SHAPES, WRONG, Call, Variant
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -214,7 +215,7 @@ def used_by(variant: Variant, shape: str, data: str, seed: int = 0) -> float:
     return max(shares)
 
 
-EACH_DTYPE = pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+EACH_DTYPE = pytest.mark.parametrize("dtype", nightly_after(1, ["fp16", "bf16"]))
 
 
 @EACH_DTYPE
