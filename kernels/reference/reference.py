@@ -48,6 +48,22 @@ def gathered(
     return cache[block_table.clamp(0, cache.shape[0] - 1)].transpose(1, 2).flatten(2, 3)
 
 
+def append(
+    caches: tuple[tuple[torch.Tensor, torch.Tensor | None], ...],  # each with the new keys or values, if there are some
+    seqlens_k: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+) -> None:
+    """Write n new keys or values, [batch, kv_heads, n, dim], into the last slots of each sequence."""
+    for cache, new in caches:  # [batch, kv_heads, seq_k, dim], or in pages [pages, kv_heads, page_size, dim]
+        if new is None or seqlens_k is None:
+            continue
+        keys = seqlens_k[:, None] - new.shape[2] + torch.arange(new.shape[2], device=new.device)  # [batch, n]
+        block = torch.arange(len(new), device=new.device)[:, None]
+        if block_table is not None:
+            block, keys = block_table.gather(1, keys // cache.shape[2]), keys % cache.shape[2]
+        cache[block, :, keys] = new.transpose(1, 2)
+
+
 def padded(
     rows: torch.Tensor,  # [1, heads, rows, dim], sequences behind one another
     starts: torch.Tensor,  # [batch + 1]
@@ -58,7 +74,7 @@ def padded(
     return rows[0][:, numbers.clamp_max(rows.shape[2] - 1)].transpose(0, 1)
 
 
-def attention(  # noqa: C901, PLR0913  # an argument and a condition for each part of attention
+def attention(  # noqa: C901, PLR0913, PLR0915  # an argument and a condition for each part of attention
     q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
     v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim_v]
@@ -79,6 +95,8 @@ def attention(  # noqa: C901, PLR0913  # an argument and a condition for each pa
     block_table: torch.Tensor | None = None,  # [batch, n] int32: k and v are caches [pages, kv_heads, page_size, dim]
     k_scale: torch.Tensor | None = None,  # [1], [kv_heads] or [batch, kv_heads, seq_k] fp32, of e4m3 or int8 numbers
     v_scale: torch.Tensor | None = None,  # the same of v; with pages [pages, kv_heads, page_size]
+    k_new: torch.Tensor | None = None,  # [batch, kv_heads, seq_q, dim], to be written into the last keys of k
+    v_new: torch.Tensor | None = None,  # the same of v
 ) -> torch.Tensor:
     """Return attention, [batch, heads, seq_q, head_dim_v]; write it into `out` if that is given.
 
@@ -87,6 +105,7 @@ def attention(  # noqa: C901, PLR0913  # an argument and a condition for each pa
     All heads are computed at once, one tile of queries after the other.
     """
     out = q.new_empty((*q.shape[:3], v.shape[3])) if out is None else out
+    append(((k, k_new), (v, v_new)), seqlens_k, block_table)
     if k_scale is not None and v_scale is not None:
         k, v = (numbers.float() * with_axes(scale) for numbers, scale in ((k, k_scale), (v, v_scale)))
     if block_table is not None:

@@ -383,9 +383,9 @@ def _page_size(case: Shape) -> int:
 
 
 def _is_shared(case: Shape) -> bool:
-    """Whether the first two sequences share their first page."""
-    size = _page_size(case)
-    return bool(size) and case.batch > 1 and all(each.seq_k >= size for each in case.sequences[:2])
+    """Whether the first two sequences share their first page, in which there are no new keys."""
+    size, new = _page_size(case), case.seq_q if case.value_of("append") else 0
+    return bool(size) and case.batch > 1 and all(each.seq_k - new >= size for each in case.sequences[:2])
 
 
 def _table(counts: list[int], columns: int, *, is_shared: bool, seed: int) -> list[int]:

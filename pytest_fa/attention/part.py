@@ -112,17 +112,22 @@ class PartTensor(NamedTuple):
     The judge keeps it as [batch or 1, heads or 1, seq_q or 1, seq_k or 1], dense; it is 1 long along the axes on which
     it does not depend.  A call gets it with all four axes, with a stride of 0 where it does not depend on one; or as a
     vector along one axis.  A `table` is kept as [batch, 1, 1, columns], and a call gets [batch, columns].
-    A `scale` or `starts` is made by `call_placed`, as the call gets it.
+    A `scale` or `starts` is made by `call_placed`, as the call gets it; so are `rows`, [batch, kv_heads, seq_q, dim].
     """
 
     dtype: str  # float32, int32, bool, or `q`: the dtype of q, and float32 if that is e4m3
-    vector: Literal["", "batch", "heads", "table", "scale", "starts"] = ""  # the axis of a vector, or see above
+    vector: Literal["", "batch", "heads", "table", "scale", "starts", "rows"] = ""  # the axis of a vector, or see above
     is_random: bool = True  # whether `fill` draws it; else `fixed` says what a case has
 
     @property
     def vector_axis(self) -> int | None:
         """The number of the axis of a vector."""
         return {"batch": 0, "heads": 1}.get(self.vector)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether `call_placed` makes it."""
+        return self.vector in ("scale", "rows")
 
 
 class CacheShape(NamedTuple):
@@ -437,6 +442,21 @@ class Part:
     def output_dense(self, inputs: Any, output: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """The output of a placed call, [batch, heads, seq_q] or with a further axis."""
         return output
+
+    # A call may write some of its inputs.
+
+    written: ClassVar[tuple[str, ...]] = ()  # those that a call with its tensors writes
+
+    def call_after(self, inputs: Any) -> Any:
+        """What a call, as its tensors lie in memory, leaves of them."""
+        return inputs
+
+    def renew(self, inputs: Any) -> None:
+        """Undo in place, as far as that is cheap, what a call wrote into its inputs."""
+
+    def wrong_change(self, name: str, before: Any, found: torch.Tensor) -> str:  # noqa: ARG002
+        """Why an input that a call left otherwise than `call_after` is wrong, in a sentence; empty if not known."""
+        return ""
 
     def call_fitted(self, inputs: Any) -> Any:
         """A call that was given other numbers of queries and keys, with tensors of this part that fit them."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_fa.attention import (
     alibi,
+    append,
     bias,
     cache_dtype,
     causal,
@@ -49,6 +50,7 @@ PARTS: list[Part] = [
     ragged.PART,
     pages.PART,
     cache_dtype.PART,
+    append.PART,
     head_dim_v.PART,
     scale.PART,
     softcap.PART,
@@ -169,6 +171,30 @@ def represented(inputs: OfCall) -> OfCall:
     for part in PARTS:
         inputs = part.call_represented(inputs)
     return inputs
+
+
+def written(inputs: CallInputs) -> tuple[str, ...]:
+    """The inputs that a call writes."""
+    writing = (part for part in PARTS if any(inputs.word(word) is not None for word in part.tensors))
+    return tuple(name for part in writing for name in part.written)
+
+
+def after(inputs: OfCall) -> OfCall:
+    """What a call, as its tensors lie in memory, leaves of them."""
+    for part in PARTS:
+        inputs = part.call_after(inputs)
+    return inputs
+
+
+def renew(inputs: CallInputs) -> None:
+    """Undo in place, as far as that is cheap, what a call wrote into its inputs."""
+    for part in PARTS:
+        part.renew(inputs)
+
+
+def wrong_change(name: str, before: CallInputs, found: torch.Tensor) -> str:
+    """Why an input that a call left otherwise than `after` is wrong, in a sentence; empty if no part knows."""
+    return next(filter(None, (part.wrong_change(name, before, found) for part in PARTS)), "")
 
 
 def of_head(word: str, tensor: Any, batch: int, kv_head: int, cache: Any) -> Any:  # tensors

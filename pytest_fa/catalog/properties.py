@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pytest_fa.attention.append import PART as APPEND
 from pytest_fa.attention.cache_dtype import PART as CACHE_DTYPE
 from pytest_fa.attention.pages import PART as PAGES
 from pytest_fa.attention.pages import page_size
@@ -177,10 +178,12 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
         return _paged_case(variant, dtypes)
     case, supports = property_case(variant), variant.supports
     if name in ON_RAGGED_CASES:
-        plain = _with_dtype(case, variant, dtypes)
-        fields = [part.fields_with(part.supported(supports)[-1], case.heads) for part in (RAGGED, PAGES)]
-        changed = plain.with_fields({**fields[0], **fields[1]})
-        return plain.with_fields(fields[0]) if PAGES.impossible(changed) or variant.refuses(changed) else changed
+        lengths = "keys" if APPEND.is_claimed(supports) else RAGGED.supported(supports)[-1]
+        changed = _with_dtype(case, variant, dtypes).with_fields(RAGGED.fields_with(lengths, case.heads))
+        for part in (PAGES, APPEND):
+            further = changed.with_fields(part.fields_with(part.supported(supports)[-1], case.heads))
+            changed = changed if part.impossible(further) or variant.refuses(further) else further
+        return changed
     claims = claims_of(variant, dtypes) if variant.role == "candidate" and not variant.cases else []
     if not claims:
         return case

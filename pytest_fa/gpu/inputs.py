@@ -42,6 +42,7 @@ ATTRIBUTES = (
     "rounds",
     "cache",
     "cache_dtype",
+    "appends",
 )  # of `Inputs`
 
 
@@ -65,6 +66,7 @@ class Inputs(Arguments):  # what only some calls have are attributes
     rounds: tuple[str, ...]
     cache: Cache | None  # how k and v lie in pages
     cache_dtype: str  # what k and v are quantised to; empty if they are not
+    appends: bool  # whether the last seq_q keys of each sequence are new ones, which the call writes
 
     def __new__(  # noqa: D102, PLR0913  # an argument for each attribute
         cls,
@@ -78,12 +80,13 @@ class Inputs(Arguments):  # what only some calls have are attributes
         rounds: tuple[str, ...] = (),
         cache: Cache | None = None,
         cache_dtype: str = "",
+        appends: bool = False,
         **named: Any,  # noqa: ANN401  # those of `Arguments`
     ) -> Self:
         inputs = super().__new__(cls, *arguments, **named)
         inputs.descales, inputs.out_dtype, inputs.more, inputs.extra = descales, out_dtype, more or {}, extra
         inputs.conventions, inputs.given, inputs.rounds = conventions, given, rounds
-        inputs.cache, inputs.cache_dtype = cache, cache_dtype
+        inputs.cache, inputs.cache_dtype, inputs.appends = cache, cache_dtype, appends
         return inputs
 
     @classmethod
@@ -347,7 +350,7 @@ def given_form(word: str, tensor: torch.Tensor, pairs: tuple[int, ...]) -> torch
     """
     if parts.is_table(word):
         return tensor.flatten(1)
-    if parts.tensor_form(word).vector in ("scale", "starts"):
+    if parts.tensor_form(word).is_made:
         return tensor
     axis = parts.tensor_form(word).vector_axis
     return tensor.expand(pairs) if axis is None else tensor.flatten()

@@ -6,6 +6,7 @@ from typing import Self
 
 import torch
 
+from pytest_fa.attention import parts
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
@@ -15,7 +16,6 @@ from pytest_fa.gpu.inputs import (
     Inputs,
     Output,
     as_kernels_have,
-    bits_of,
     clone,
     empty_rows,
     make_inputs,
@@ -25,14 +25,15 @@ from pytest_fa.gpu.inputs import (
 from pytest_fa.gpu.packed import memories_of, with_memories
 from pytest_fa.judge.call_memory import CallMemory
 from pytest_fa.judge.candidate import Candidate
+from pytest_fa.judge.changed_inputs import require_only_written
 from pytest_fa.wire.commands import Disturbance
 
 
 class CheckedLaunch:
     """Calls a candidate on guarded copies of a case's inputs.
 
-    Before each call, the shared memory of the GPU, the outputs and the workspaces are filled with NaN.  The further
-    outputs in `more` are requested in each call.
+    Before each call, the shared memory of the GPU, the outputs and the workspaces are filled with NaN, and so is
+    what a call must write into its inputs.  The further outputs in `more` are requested in each call.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class CheckedLaunch:
         """
         for buffer in (self.out_buffer, *self.more_buffers.values()):
             poison(buffer)
+        parts.renew(self.inputs)
         with self.candidate.workspaces.guarded():
             self.candidate.call(self.inputs, self.out_buffer, ("poison_smem",), range_name, self.more_buffers)
         return self.out_buffer
@@ -97,14 +99,13 @@ class CheckedLaunch:
         before: tuple[tuple[Disturbance, ...], ...],
     ) -> None:
         """Call the variant once for each output, which the candidate sees; `before` says what precedes each call."""
+        parts.renew(self.inputs)
         with self.candidate.workspaces.guarded():
             self.candidate.repeat(self.inputs, outs.out, before, outs.more)
 
     def require_untouched(self) -> None:
-        """Raise `WrongResult` if a call changed an input or wrote into a guard band."""
-        for name, before in self._before.parts.items():
-            if not torch.equal(bits_of(self.inputs.parts[name]), bits_of(before)):
-                raise WrongResult("inputs", f"the kernel changed its input {name}")
+        """Raise `WrongResult` if a call changed an input that it must not write, or wrote into a guard band."""
+        require_only_written(self._before, self.inputs)
         workspaces = {
             f"a workspace of {size} bytes": guarded
             for size, guarded in self.candidate.workspaces.guarded_by_size.items()

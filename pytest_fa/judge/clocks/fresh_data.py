@@ -2,7 +2,8 @@
 
 In each call, q, k, v and the tensors of parts of attention are views into random buffers, at secret offsets that are
 multiples of 128 bytes.  The buffers are filled anew for each sample.  A result that was kept from an earlier call is
-therefore wrong, whatever it was kept by.  The judge has a private copy of the buffers, by which it computes truth.
+therefore wrong, whatever it was kept by.  Inputs that a call writes are at one place, so that calls write no other
+call's data.  The judge has a private copy of the buffers, by which it computes truth.
 
 `draw` makes new data in the judge's own memory, and `publish` copies them to where the candidate sees them.  The
 judge's clock starts before `publish`: work that begins as soon as the data are there is inside the time.
@@ -30,6 +31,7 @@ from pytest_fa.gpu.inputs import Inputs, at_places, bits_of, poison, poisoned_ou
 from pytest_fa.gpu.packed import memories_of, memory_of, with_memories
 from pytest_fa.gpu.quantised import Descales, fill_random
 from pytest_fa.judge.candidate import Candidate
+from pytest_fa.judge.changed_inputs import require_only_written
 from pytest_fa.judge.clocks.gaps import Gaps
 from pytest_fa.wire.commands import Series, View
 
@@ -109,9 +111,10 @@ class FreshData:
     def __init__(self, candidate: Candidate, case: Case, inputs: Inputs, l2_bytes: int | None) -> None:
         self.candidate, self.gaps = candidate, Gaps()
         self._random = random.Random(secrets.randbits(128))  # noqa: S311  # seeded with what no candidate knows
+        self.last_run: tuple[Series, int] | None = None  # and the number of its calls
         self._generator = torch.Generator(device=candidate.device)
         self._like = inputs = _without_zero_scales(inputs.placed())
-        tensors = memories_of(inputs)
+        tensors, self._written = memories_of(inputs), parts.written(inputs)
         self._moved = {name: each for name, each in tensors.items() if _is_random(name)}  # elsewhere in each call
         self._private = [_slack_buffer(tensor) for tensor in self._moved.values()]
         self._shared = [self._visible(buffer) for buffer in self._private]
@@ -178,6 +181,7 @@ class FreshData:
         """How many elements after their beginnings q, k, v and `_moved_extra` lie in a call; one tensor has one."""
         steps = RANGE_BYTES // OFFSET_BYTES
         of = {name: self._random.randrange(steps) * OFFSET_BYTES // each.itemsize for name, each in self._moved.items()}
+        of |= dict.fromkeys(self._written, 0)
         return tuple(of[memory_of(name, of)] for name in (*"qkv", *self._moved_extra))
 
     def _workspace_of(self, size_bytes: int) -> torch.Tensor:
@@ -231,9 +235,15 @@ class FreshData:
         return min(*times_us, MAX_PUBLISH_US + size_bytes / rate)
 
     def require_untouched(self) -> None:
-        """Raise `WrongResult` if a timed call changed its inputs."""
+        """Raise `WrongResult` if a timed call changed inputs that it must not write."""
+        written: tuple[str, ...] = ()
+        if self._written and self.last_run is not None:
+            (series, count), written = self.last_run, self._written
+            before, after = (self._call(series, count - 1, buffers) for buffers in (self._private, self._shared))
+            require_only_written(before, after, " while it was timed")
         for name, private, shared in zip(self._moved, self._private, self._shared, strict=True):
-            if not torch.equal(bits_of(private), bits_of(shared)):
+            start = self._moved[name].numel() if name in written else 0
+            if not torch.equal(bits_of(private[start:]), bits_of(shared[start:])):
                 raise WrongResult("inputs", f"the kernel changed its input {name} while it was timed")
         for name, private in self._fixed.items():
             if not torch.equal(bits_of(private), bits_of(self._shared_fixed[name])):
@@ -246,12 +256,7 @@ class FreshData:
         """
         address = outs[place.slot].data_ptr()
         last = next(index for index in reversed(range(count)) if outs[series.out_of[index]].data_ptr() == address)
-        starts = dict(zip(self._moved, self._views(self._private), strict=True))
-        shifts = dict(zip((*"qkv", *series.moved), series.shifts[last], strict=True))
-        parts_of_call = with_memories(self._like, {**starts, **self._fixed}).parts
-        call = self._like.with_parts(
-            {name: _shifted(each, shifts.get(name, 0)) for name, each in parts_of_call.items()}
-        )
+        call = self._call(series, last, self._private)
         index = partial(torch.tensor, device=call.q.device)
         batches = index([place.batch]) if len(call.q) > 1 else None  # None: all of one row of sequences
         heads = index([place.head])
@@ -272,6 +277,13 @@ class FreshData:
         """An output, or heads of one, [batch, heads, seq_q, dim], as it is judged."""
         whole: torch.Tensor = parts.dense_output(self._like, out)
         return whole
+
+    def _call(self, series: Series, index: int, buffers: list[torch.Tensor]) -> Inputs:
+        """The inputs of one call of a series, as views of buffers."""
+        starts = dict(zip(self._moved, self._views(buffers), strict=True))
+        shifts = dict(zip((*"qkv", *series.moved), series.shifts[index], strict=True))
+        tensors = with_memories(self._like, {**starts, **self._fixed}).parts
+        return self._like.with_parts({name: _shifted(each, shifts.get(name, 0)) for name, each in tensors.items()})
 
     def any_place(self, series: Series, count: int, outs: list[torch.Tensor]) -> Place:
         """A head, chosen at random, of one of the outputs that `count` calls write."""

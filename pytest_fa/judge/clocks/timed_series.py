@@ -87,6 +87,7 @@ class TimedSeries:
     ) -> CommandTimes:
         self.data.draw(self.outs)
         count = calls or self.calls
+        self.data.last_run = (self.series, count)
         places = tuple(self.data.any_place(self.series, count, self.outs) for _ in range(heads))
 
         def copy_outputs(allocated: tuple[Allocated | None, ...]) -> None:

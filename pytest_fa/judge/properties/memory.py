@@ -107,6 +107,8 @@ def many_batches(subject: PropertySubject) -> None:
 def many_queries(subject: PropertySubject) -> None:
     """Outputs are right for 2^16 + 1 queries, more than 16 bits can count; the last query has other data."""
     inputs = subject.inputs()
+    if inputs.appends:
+        raise UnsupportedCase("each query has a new key, and there are fewer keys")
     ends = lengths(subject, MANY, MANY_SEQUENCE)
     q, k, v = (_repeated(tensor[:1, :1], end) for tensor, end in zip(inputs[:3], ends, strict=True))
     q[:, :, -1] = q[:, :, 0].flip(-1)
@@ -194,6 +196,8 @@ def _require_right_expanded(name: str, subject: PropertySubject, dim: int) -> No
     One of them has a single key in its last tile.
     """
     whole = subject.inputs()
+    if whole.appends:
+        raise UnsupportedCase("batches or heads that share memory cannot have new keys of their own")
     shorter = cut(subject, whole, KEYS_PAST_A_TILE)
     for inputs in (whole, shorter) if shorter else (whole,):
         first = inputs.map(lambda tensor: tensor.narrow(dim, 0, 1).expand_as(tensor))

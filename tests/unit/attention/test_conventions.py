@@ -265,10 +265,11 @@ def test_plain_values_and_those_of_yaml_are_read() -> None:
 def test_each_convention_has_a_plain_value_and_others() -> None:
     """Each key is of one part; a kernel that reads a table's tail fails, and strides say how a cache lies."""
     keys = [key for part in parts.PARTS for key in part.conventions]
-    assert (len(keys), len(set(keys))) == (18, 18)
+    assert (len(keys), len(set(keys))) == (19, 19)
     assert {key for key, _ in DEVIATIONS} == {*keys} - {
         "table_tail",
         "padding",
         "kv_cache",
+        "appended_lengths",
     }  # which change no right output
     assert all(len(convention.values) > 1 for _, convention in parts.conventions().values())

@@ -104,12 +104,16 @@ def attend(  # noqa: C901  # a line for each part
     block_table=None,  # [batch, n]: k and v are [pages, kv_heads, page_size, dim]
     k_scale=None,  # [1], [kv_heads] or [batch, kv_heads, seq_k]; of pages [pages, kv_heads, page_size]
     v_scale=None,
+    k_new=None,  # [batch, kv_heads, seq_q, dim], as the other one
+    v_new=None,
     out=None,
     lse=None,
     FAULT="NONE",
 ):
     """Write attention, computed in float32 with P rounded to the dtype, and its log-sum-exp."""
     page_size = 0
+    if k_new is not None:
+        k, v, seqlens_k = append(FAULT, (k, v), (k_new, v_new), seqlens_k, block_table)
     if k_scale is not None:
         k, v = dequantised(FAULT, k, v, k_scale, v_scale)
     if block_table is not None:
@@ -197,6 +201,43 @@ def dequantised(FAULT, k, v, k_scale, v_scale):
     scales = changes[FAULT](k_scale, v_scale) if FAULT in changes else (k_scale, v_scale)
     factors = (scale[..., None] if scale.dim() > 1 else scale.view(1, -1, 1, 1) for scale in scales)
     return tuple(numbers.float() * factor for numbers, factor in zip((k, v), factors, strict=True))
+
+
+def append(FAULT, caches, new, lengths, table):
+    """Write the new keys and values into the caches; return caches that have them, and the lengths."""
+    count, old = new[0].shape[2], tuple(cache.clone() for cache in caches)
+    wrong = {
+        "append_not_written": lambda: ((), (), lengths),
+        "append_next_slot": lambda: (caches, new, lengths + 1),
+        "append_other_sequence": lambda: (caches, tuple(each.roll(1, 0) for each in new), lengths),
+        "append_keys_only": lambda: (caches[:1], new[:1], lengths),
+        "append_values_for_keys": lambda: (caches, (new[1], new[1]), lengths),
+        "append_lengths_exchanged": lambda: (caches, new, lengths + count),
+    }
+    written, of_new, ends = wrong[FAULT]() if FAULT in wrong else (caches, new, lengths)
+    for cache, each in zip(written, of_new, strict=True):
+        write_slots(cache, each, ends, table)
+    if FAULT == "append_lengths_exchanged":
+        return *caches, lengths + count
+    if FAULT == "append_ignored":
+        return *caches, lengths - count
+    if FAULT == "append_reads_slots":
+        return *old, lengths
+    for cache, each in zip(old, new, strict=True):
+        write_slots(cache, each * (FAULT != "append_values_lost" or each is not new[1]), lengths, table)
+    return *old, lengths
+
+
+def write_slots(cache, new, ends, table):
+    """Write new keys or values before the ends of sequences, [batch], as far as there are slots."""
+    keys = ends[:, None] - new.shape[2] + torch.arange(new.shape[2], device=new.device)  # [batch, n]
+    blocks, size = torch.arange(len(new), device=new.device)[:, None].expand_as(keys), cache.shape[2]
+    is_slot = keys < size
+    if table is not None:
+        is_slot = keys < table.shape[1] * size
+        blocks = table.gather(1, (keys // size).clamp_max(table.shape[1] - 1))
+        is_slot &= (blocks >= 0) & (blocks < len(cache))
+    cache[blocks[is_slot], :, keys[is_slot] % size] = new.transpose(1, 2)[is_slot]
 
 
 def padded(tensor, keys):
