@@ -5,8 +5,8 @@
 //          132 SMs
 // tile:    1 query x 1 key per thread, BLOCK_THREADS rows per block; 0 bytes of shared memory
 // takes:   fp16 and bf16, or fp32 (minimal_fp32), D = 64, D of V >= 64, any S_q >= 1 and S_kv >= 0, any strides, grouped heads,
-//          top-left and bottom-right causal masks, windows, soft caps, biases, ALiBi, boolean masks, sinks, ragged
-//          batches, pages, caches in e4m3 and int8
+//          top-left and bottom-right causal masks, windows, soft caps, biases, ALiBi, boolean masks, sinks, ragged batches, also
+//          behind one another, pages, caches in e4m3 and int8, new keys, which it appends
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
@@ -103,9 +103,40 @@ __device__ __forceinline__ Place find_key(const FaForwardArgs& args, const Seque
   return {args.block_table[batch * args.block_table_stride + page], uint32_t(key) - page * page_size};
 }
 
+// The first element of a row, and the distance of its elements.
+template <typename T>
+struct Row {
+  T* first;
+  int64_t step;
+
+  __device__ __forceinline__ T& operator[](int64_t d) const { return first[d * step]; }
+};
+
+// The row of `name`, k or v, that a call brings as its new key `number`.
+template <typename T>
+__device__ __forceinline__ Row<const T> new_row(const void* rows, const FaStrides& stride, int64_t batch, int64_t kv_head,
+                                                int64_t number) {
+  const T* first = static_cast<const T*>(rows) + batch * stride.batch + kv_head * stride.head + number * stride.seq;
+  return {first, stride.dim};
+}
+
+// Writes new key `row` of a sequence, and its value, into the caches.  No thread reads them there.
+template <typename T, int HEAD_DIM>
+__device__ __forceinline__ void append(const FaForwardArgs& args, int64_t batch, int64_t kv_head, int64_t row, int64_t key) {
+  const Place place = find_key<false>(args, {}, batch, key);
+  const auto slot = [&](const void* cache, const FaStrides& stride) {
+    return Row<T>{static_cast<T*>(const_cast<void*>(cache)) + kv_head * stride.head + place.offset(stride), stride.dim};
+  };
+  const Row<T> k = slot(args.k, args.k_stride), v = slot(args.v, args.v_stride);
+  const Row<const T> k_new = new_row<T>(args.k_new, args.k_new_stride, batch, kv_head, row);
+  const Row<const T> v_new = new_row<T>(args.v_new, args.v_new_stride, batch, kv_head, row);
+  for (int d = 0; d < HEAD_DIM; ++d) k[d] = k_new[d];
+  for (int64_t d = 0; d < args.head_dim_v; ++d) v[d] = v_new[d];
+}
+
 // A block computes HEAD_DIM columns of the output.  The last one for a row ends at the last column, so that two blocks may
-// write the same results.  With IS_PLAIN, change_score changes nothing, V has HEAD_DIM columns, too, and there are neither pages nor starts.
-// K and V are a CACHE; one of single bytes has scales.
+// write the same results.  With IS_PLAIN, change_score changes nothing, V has HEAD_DIM columns, too, and there are neither pages
+// nor starts nor new keys.  K and V are a CACHE; one of single bytes has scales, and gets no new keys.
 template <typename T, typename CACHE, int HEAD_DIM, bool IS_PLAIN>
 __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardArgs args) {
   const int64_t row_of_all_heads = int64_t(blockIdx.x) * BLOCK_THREADS + threadIdx.x;
@@ -127,6 +158,12 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   T* out_gmem = static_cast<T*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head +
                 row_in_memory * args.out_stride.seq + column * args.out_stride.dim;
 
+  // Of the heads that share a head of K and V, the first one appends, in the first block of columns.
+  const int64_t first_new = !IS_PLAIN && args.features & FA_APPEND ? sequence.keys - args.seq_q : INT64_MAX;
+  if (!IS_PLAIN && !HAS_SCALES && first_new != INT64_MAX && blockIdx.y == 0 && head % (args.heads / args.kv_heads) == 0) {
+    append<T, HEAD_DIM>(args, batch, kv_head, row, first_new + row);
+  }
+
   // Load Q, scaled for exp2: exp(x) = 2^(x log2 e).  What changes scores comes between the scale and log2 e.
   const float q_scale = IS_PLAIN ? args.scale * CUDART_L2E_F : args.scale;
   float q[HEAD_DIM];
@@ -144,9 +181,11 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
     // S = Q K^T
     float s = 0.0f;
     const Place place = find_key<IS_PLAIN>(args, sequence, batch, key);
-    const CACHE* k = k_gmem + place.offset(args.k_stride);
+    const bool is_new = !IS_PLAIN && !HAS_SCALES && key >= first_new;
+    Row<const CACHE> k = {k_gmem + place.offset(args.k_stride), args.k_stride.dim};
+    if (is_new) k = new_row<CACHE>(args.k_new, args.k_new_stride, batch, kv_head, key - first_new);
 #pragma unroll
-    for (int d = 0; d < HEAD_DIM; ++d) s += q[d] * to_float(k[d * args.k_stride.dim]);
+    for (int d = 0; d < HEAD_DIM; ++d) s += q[d] * to_float(k[d]);
     if (HAS_SCALES) s *= k_scales[place.offset(args.k_scale_stride)];
     if (!IS_PLAIN) s = change_score<T>(args, sequence, s, batch, head, row, key) * CUDART_L2E_F;
 
@@ -163,9 +202,13 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
 
     // O += P V
     if (HAS_SCALES) p *= v_scales[place.offset(args.v_scale_stride)];
-    const CACHE* v = v_gmem + place.offset(args.v_stride);
+    Row<const CACHE> v = {v_gmem + place.offset(args.v_stride), args.v_stride.dim};
+    if (is_new) {
+      v = new_row<CACHE>(args.v_new, args.v_new_stride, batch, kv_head, key - first_new);
+      v.first += column * v.step;
+    }
 #pragma unroll
-    for (int d = 0; d < HEAD_DIM; ++d) o[d] = o[d] * rescale + p * to_float(v[d * args.v_stride.dim]);
+    for (int d = 0; d < HEAD_DIM; ++d) o[d] = o[d] * rescale + p * to_float(v[d]);
   }
 
   // Normalise and store.  A row that sees neither a key nor a sink is zero, and its log-sum-exp is -inf.
@@ -182,7 +225,7 @@ auto find_kernel(const FaForwardArgs& args) {
   if (args.features & FA_CACHE_DTYPE) {
     return args.cache_dtype == FA_DTYPE_int8 ? minimal_kernel<T, int8, HEAD_DIM, false> : minimal_kernel<T, e4m3, HEAD_DIM, false>;
   }
-  const uint32_t places = FA_BLOCK_TABLE | FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K;
+  const uint32_t places = FA_BLOCK_TABLE | FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K | FA_APPEND;
   const bool is_plain = !(args.features & (FA_SOFTCAP | FA_BIAS | FA_ALIBI | FA_MASK | FA_HEAD_DIM_V | places));
   return is_plain ? minimal_kernel<T, T, HEAD_DIM, true> : minimal_kernel<T, T, HEAD_DIM, false>;
 }
@@ -206,8 +249,8 @@ int launch(const FaForwardArgs& args, cudaStream_t stream) {
 
 FA_EXPORT int fa_forward(const FaForwardArgs* caller_args, cudaStream_t stream) {
   const uint32_t windows = FA_WINDOW_LEFT | FA_WINDOW_RIGHT, scores = FA_SOFTCAP | FA_BIAS | FA_ALIBI | FA_MASK;
-  const uint32_t caches = FA_SEQLENS_Q | FA_SEQLENS_K | FA_BLOCK_TABLE | FA_CACHE_DTYPE | FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K;
-  if (int status = fa_check_features(caller_args, windows | scores | caches | FA_SINK | FA_HEAD_DIM_V)) return status;
+  const uint32_t caches = FA_SEQLENS_Q | FA_SEQLENS_K | FA_BLOCK_TABLE | FA_CACHE_DTYPE | FA_APPEND, starts = FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K;
+  if (int status = fa_check_features(caller_args, windows | scores | caches | starts | FA_SINK | FA_HEAD_DIM_V)) return status;
   const FaForwardArgs args = fa_copy_args(caller_args);  // the caller's struct may end before its features
 #define LAUNCH_IF(DTYPE, HEAD_DIM) \
   if (args.dtype == FA_DTYPE_##DTYPE && args.head_dim == HEAD_DIM) return launch<DTYPE, HEAD_DIM>(args, stream);

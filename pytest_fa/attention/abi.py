@@ -69,6 +69,10 @@ FIELDS: tuple[tuple[str, FieldKind], ...] = (
     ("cu_seqlens_q", "pointer"),
     ("cu_seqlens_k", "pointer"),
     ("rows_q", "int64"),
+    ("k_new", "pointer"),
+    ("v_new", "pointer"),
+    ("k_new_stride", "strides"),
+    ("v_new_stride", "strides"),
 )
 # The bits of `features`, of the fields that a kernel reads only if the bit is set: `FaFeature`.
 FEATURES = {
@@ -86,6 +90,7 @@ FEATURES = {
     "cache_dtype": 2048,
     "cu_seqlens_q": 4096,
     "cu_seqlens_k": 8192,
+    "k_new": 16384,  # and of v_new
 }
 # The words that are tensors of parts, each with its field.
 TENSORS = {
@@ -99,6 +104,8 @@ TENSORS = {
     "v_scale": "v_scale",
     "cu_seqlens_q": "cu_seqlens_q",
     "cu_seqlens_k": "cu_seqlens_k",
+    "k_new": "k_new",
+    "v_new": "v_new",
     "block_table": "block_table",
 }
 # The words that are numbers and have a field of another name.

@@ -37,7 +37,6 @@ class Append(Part):
     rows = (("`-append`", "the last S keys of each sequence are new: a call gets them apart, and appends them"),)
     supports = "append"
     claims = (False, True)
-    is_in_c_interface = False
     words = {
         "k_new": ("k_new", "new_k", "new_keys", "knew", "append_key"),
         "v_new": ("v_new", "new_v", "new_values", "vnew", "append_value"),
@@ -144,6 +143,11 @@ class Append(Part):
     def is_passed(self, word: str, case: Shape) -> bool:  # noqa: ARG002  # one of both
         """Whether a call on a case has a tensor that `call_placed` makes."""
         return bool(case.value_of("append"))
+
+    def made_shape(self, word: str, case: Shape) -> tuple[int, int, int, int]:
+        """[batch, kv_heads, seq_q, head_dim or head_dim_v]."""
+        dim = case.head_dim if word == "k_new" else case.value_of("head_dim_v")
+        return case.batch, case.value_of("kv_heads"), case.seq_q, dim
 
     def fill(self, word: str, numbers: torch.Tensor, generator: torch.Generator) -> None:  # noqa: ARG002  # one of both
         """N(0, 1), as k and v."""

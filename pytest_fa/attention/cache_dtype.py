@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.dtypes import ELEMENT_BYTES
 from pytest_fa.attention.mistake import Mistake
+from pytest_fa.attention.pages import PART as PAGES
 from pytest_fa.attention.part import CallInputs, Part, PartTensor, Shape
 from pytest_fa.attention.token import Choice
 
@@ -156,6 +157,12 @@ class CacheDtype(Part):
         changed = {name: _product(getattr(inputs, name), inputs.extra[word]) for word, name in WORDS.items()}
         extra = {name: tensor for name, tensor in inputs.extra.items() if name not in WORDS}
         return inputs._replace(**changed, extra=extra)
+
+    def made_shape(self, word: str, case: Shape) -> tuple[int, int, int, int]:  # noqa: ARG002  # one of both
+        """[batch or 1, kv_heads or 1, seq_k or 1, 1]; with pages [pages or 1, kv_heads or 1, page_size or 1, 1]."""
+        cache, heads = PAGES.cache_of(case), case.value_of("kv_heads")
+        sizes = (cache.pages, heads, cache.page_size) if cache else (case.batch, heads, case.seq_k)
+        return *scale_sizes(case.value_of("cache_dtype").split("_")[1], *sizes), 1
 
     def of_head(self, word: str, tensor: torch.Tensor, batch: int, kv_head: int, cache: Any) -> torch.Tensor:  # noqa: ARG002
         """The scales of one head of one batch, or of one head of a cache in pages."""

@@ -127,7 +127,7 @@ class PartTensor(NamedTuple):
     @property
     def is_made(self) -> bool:
         """Whether `call_placed` makes it."""
-        return self.vector in ("scale", "rows")
+        return self.vector in ("scale", "starts", "rows")
 
 
 class CacheShape(NamedTuple):
@@ -414,6 +414,10 @@ class Part:
     def is_passed(self, word: str, case: Shape) -> bool:
         """Whether a call on a case has a tensor."""
         return self.axes(word, case) is not None
+
+    def made_shape(self, word: str, case: Shape) -> tuple[int, ...]:
+        """The shape of a tensor that `call_placed` makes."""
+        raise NotImplementedError
 
     def call_represented(self, inputs: Any) -> Any:
         """The call with the values that its tensors have where they lie in memory."""

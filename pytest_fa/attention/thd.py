@@ -120,6 +120,10 @@ class Thd(Part):
         """Whether q, or k and v, are sequences behind one another."""
         return case.value_of("layout") == LAYOUT and (word == STARTS_Q or not has_pages(case))
 
+    def made_shape(self, word: str, case: Shape) -> tuple[int, ...]:  # noqa: ARG002  # one of both
+        """[batch + 1]."""
+        return (case.batch + 1,)
+
     def fixed(self, word: str, case: Shape) -> list[int]:
         """The starts."""
         return [0, *accumulate(each.seq_q if word == STARTS_Q else each.seq_k for each in case.sequences)]
@@ -161,6 +165,10 @@ class Thd(Part):
             changed |= {name: _padded(getattr(inputs, name), of_keys) for name in ("k", "v")}
             extra[LENGTHS_K] = of_keys
         return inputs._replace(**changed, extra=extra)
+
+    def of_head(self, word: str, tensor: torch.Tensor, batch: int, kv_head: int, cache: Any) -> torch.Tensor:  # noqa: ARG002
+        """All starts."""
+        return tensor
 
     def output_dense(self, inputs: Any, output: torch.Tensor) -> torch.Tensor:  # `gpu.inputs.Inputs`
         """The output with padded sequences."""

@@ -117,7 +117,7 @@ class Arguments {
   const TVMFFIAny *next_, *end_;
 };
 
-constexpr int DESCALES = 3, FURTHER = 13;  // the arguments for descales, and those that ReadFurther reads
+constexpr int DESCALES = 3, FURTHER = 15;  // the arguments for descales, and those that ReadFurther reads
 
 void* Data(const DLTensor& tensor) { return static_cast<char*>(tensor.data) + tensor.byte_offset; }
 
@@ -352,6 +352,25 @@ void TakeCache(const DLTensor* k_scale, const DLTensor* v_scale, FaForwardArgs& 
   args.v_scale_stride = TakeScales(*v_scale, "v_scale", &args.v_scale, q, k);
 }
 
+// The new keys or values of a call, [batch, kv_heads, seq_q, dim]; returns their address.
+const void* NewRows(const DLTensor& tensor, const char* name, int64_t dim, const FaForwardArgs& args, const DLTensor& q) {
+  CheckTensor(tensor, name, 4, q);
+  CheckShape(tensor, name, {args.batch, args.kv_heads, args.seq_q, dim});
+  CheckDtype(tensor, name, args.dtype);
+  return Data(tensor);
+}
+
+// The new keys and values of a call, which the kernel appends to k and v.
+void TakeNew(const DLTensor& k_new, const DLTensor& v_new, FaForwardArgs& args, const DLTensor& q) {
+  const uint32_t lengths = args.features & (FA_SEQLENS_Q | FA_SEQLENS_K);
+  FA_REQUIRE(lengths == FA_SEQLENS_K, ValueError, "k_new needs seqlens_k, the numbers of keys, and no seqlens_q");
+  args.features |= FA_APPEND;
+  args.k_new = NewRows(k_new, "k_new", args.head_dim, args, q);
+  args.v_new = NewRows(v_new, "v_new", args.features & FA_HEAD_DIM_V ? args.head_dim_v : args.head_dim, args, q);
+  args.k_new_stride = Strides(k_new);
+  args.v_new_stride = Strides(v_new);
+}
+
 // A bias or a mask has seq_k keys; with pages, as many as the longest sequence.
 void CheckPairs(const DLTensor& tensor, const char* name, const FaForwardArgs& args, bool has_pages) {
   CheckShape(tensor, name, {args.batch, args.heads, args.seq_q, has_pages ? tensor.shape[3] : args.seq_k});
@@ -419,6 +438,7 @@ void ReadFurther(Arguments& arguments, FaForwardArgs& args, const DLTensor& q, c
   const DLTensor *of_queries = arguments.TensorOrNone("seqlens_q"), *of_keys = arguments.TensorOrNone("seqlens_k");
   const DLTensor *k_scale = arguments.TensorOrNone("k_scale"), *v_scale = arguments.TensorOrNone("v_scale");
   const DLTensor *starts_q = arguments.TensorOrNone("cu_seqlens_q"), *starts_k = arguments.TensorOrNone("cu_seqlens_k");
+  const DLTensor *k_new = arguments.TensorOrNone("k_new"), *v_new = arguments.TensorOrNone("v_new");
   TakeSequences(starts_q, starts_k, arguments, args, q, k);
   FA_REQUIRE(starts_q == nullptr || !(args.features & (FA_BIAS | FA_MASK)), ValueError,
              "a bias or a mask has batches, but the sequences lie behind one another (cu_seqlens_q)");
@@ -433,6 +453,8 @@ void ReadFurther(Arguments& arguments, FaForwardArgs& args, const DLTensor& q, c
     args.seqlens_k = Lengths(*of_keys, "seqlens_k", args.batch, q);
   }
   if (k_scale != nullptr || v_scale != nullptr) TakeCache(k_scale, v_scale, args, q, k, v);
+  FA_REQUIRE((k_new == nullptr) == (v_new == nullptr), ValueError, "k_new and v_new come together or not at all");
+  if (k_new != nullptr) TakeNew(*k_new, *v_new, args, q);
   if (const DLTensor* table = arguments.TensorOrNone("block_table")) TakeTable(*table, args, q);
 }
 

@@ -38,7 +38,8 @@ enum FaFeature {
   FA_BLOCK_TABLE = 1024,
   FA_CACHE_DTYPE = 2048,
   FA_CU_SEQLENS_Q = 4096,
-  FA_CU_SEQLENS_K = 8192
+  FA_CU_SEQLENS_K = 8192,
+  FA_APPEND = 16384
 };
 
 /* The strides of a tensor [batch, heads, seq, head_dim], in elements.  For a bias or a mask, `seq` is that of queries and
@@ -119,6 +120,13 @@ struct FaForwardArgs {
   const int32_t* cu_seqlens_q; /* FA_CU_SEQLENS_Q: [batch + 1], contiguous, on the device, instead of seqlens_q */
   const int32_t* cu_seqlens_k; /* FA_CU_SEQLENS_K: the same instead of seqlens_k */
   int64_t rows_q;              /* FA_CU_SEQLENS_Q: of q and out */
+
+  /* FA_APPEND, which comes with FA_SEQLENS_K and without FA_SEQLENS_Q: the last seq_q keys of each sequence are new.  seqlens_k
+   * counts them, unless the manifest declares otherwise.  The kernel writes them into k and v, bit by bit, and nothing else
+   * there.  Until then, their slots may hold NaN. */
+  const void* k_new; /* [batch, kv_heads, seq_q, head_dim] */
+  const void* v_new; /* [batch, kv_heads, seq_q, head_dim_v] */
+  struct FaStrides k_new_stride, v_new_stride;
 };
 
 /* The struct_size of a call without features: that of the first fa_forward.h, whose struct ends before `features`. */
@@ -175,6 +183,7 @@ static inline int fa_check_features(const struct FaForwardArgs* args, uint32_t t
       {FA_CACHE_DTYPE, "a quantised cache", "FA_CACHE_DTYPE"},
       {FA_CU_SEQLENS_Q, "queries of sequences behind one another", "FA_CU_SEQLENS_Q"},
       {FA_CU_SEQLENS_K, "keys of sequences behind one another", "FA_CU_SEQLENS_K"},
+      {FA_APPEND, "new keys", "FA_APPEND"},
   };
   const size_t own_size = sizeof(struct FaForwardArgs);
   if (args->abi_version != FA_ABI_VERSION || args->struct_size < FA_PLAIN_SIZE) {

@@ -20,7 +20,8 @@ from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sanitize.plain_call import ForwardArgs, Strides, forward_args
-from pytest_fa.gpu.inputs import Inputs, empty_output, poison
+from pytest_fa.gpu.inputs import Inputs, clone, empty_output, poison
+from pytest_fa.judge.changed_inputs import require_only_written
 
 FOLDER = Path(__file__).parent
 NAN_BYTE = 0xFF  # a float of such bytes is NaN
@@ -100,9 +101,10 @@ class Emulated:
 
         The calls before the last one have other data: the queries, and the rows of V, are in reverse order.
 
-        Raises `StuckKernel`, and `ValueError` if the variant refuses the case.
+        Raises `StuckKernel`, `ValueError` if the variant refuses the case, and `WrongResult` for a changed input.
         """
         inputs = inputs.placed()
+        before = clone(inputs)
         q, k, v = inputs.q, inputs.k, inputs.v
         out = empty_output(q, k, v, "attention", inputs.output_dtype)
         lse = torch.empty(q.shape[:3])
@@ -131,6 +133,7 @@ class Emulated:
                 raise StuckKernel(f"{self.variant.name}, {case.id}, {schedule}: {problem}")
             if status < 0:
                 raise ValueError(message.value.decode())
+        require_only_written(before, inputs)
         return out, lse
 
     def workspace_bytes(self, case: Case, sms: int) -> int:

@@ -35,11 +35,11 @@ emulator_set.argtypes = (ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_d
 
 def forward(q, k, v, *, scale, causal, out, lse=None, softcap=0.0, window_left=None, window_right=None, attn_bias=None,
             alibi_slopes=None, attn_mask=None, sink=None, seqlens_q=None, seqlens_k=None, k_scale=None,
-            v_scale=None, block_table=None, **starts):
+            v_scale=None, block_table=None, **more):
     emulator_set(0, 2, 8, 0.5)
     tensors = dict(attn_bias=attn_bias, alibi_slopes=alibi_slopes, attn_mask=attn_mask, sink=sink)
     tensors |= dict(seqlens_q=seqlens_q, seqlens_k=seqlens_k, k_scale=k_scale, v_scale=v_scale, block_table=block_table)
-    tensors |= starts
+    tensors |= more
     given = {{name: tensor for name, tensor in tensors.items() if tensor is not None}}
     windows = dict(window_left=window_left, window_right=window_right)
     return call(q, k, v, scale=scale, causal=causal, out=out, lse=lse, softcap=softcap or None, **windows, **given)
@@ -53,6 +53,7 @@ CASES = (
     "b4h4s65d64-fp16-kv2-sk150-var3-page16-thd-seed0",
     "b2h4s65d64-bf16-causal-kv2-sk100-kv_e4m3_h-dv72-seed0",
     "b4h4s3d64-fp16-kv2-sk150-var1-page16-kv_int8_th-seed0",
+    "b4h4s3d64-fp16-causal_br-kv2-sk150-var4-page16-append-dv128-seed0",
     "b1h2s65d64-fp16-seed0",
 )
 

@@ -41,6 +41,9 @@ SHAPES = (
     "b2h6s70d64-fp16-causal_br-kv3-sk100-kv_int8_h-bshd",
     "b4h4s5d64-fp16-kv2-sk150-var2-kv_e4m3_th",
     "b4h4s3d64-fp16-kv2-sk150-var1-page16hnd-kv_int8_th-dv200",
+    "b4h4s3d64-fp16-kv2-sk150-var1-append",
+    "b4h4s5d64-fp16-causal_br-kv1-sk150-var4-page16-append-dv200-sink",
+    "b4h2s1d64-fp16-win37_0-sk70-var4-page64hnd-append-bshd",
     "b2h2s70d64-fp16-sk100-dv200-mask-bshd",  # the last two blocks of columns overlap
 )
 DTYPES = {"minimal": ("fp16", "bf16"), "minimal_fp32": ("fp32",)}

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from pytest_fa.attention import abi, parts
-from pytest_fa.attention.cache_dtype import PLAIN, scale_sizes
+from pytest_fa.attention.cache_dtype import PLAIN
 from pytest_fa.attention.dtypes import ELEMENT_BYTES
 from pytest_fa.attention.layout import Layout, strides
 from pytest_fa.attention.mask import VISIBLE
@@ -162,7 +162,7 @@ def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
         field = abi.TENSORS[word]
         args.features |= abi.FEATURES.get(field, 0)
         if dict(abi.FIELDS).get(f"{field}_stride") == "strides":
-            setattr(args, f"{field}_stride", _pair_strides(sizes))
+            setattr(args, f"{field}_stride", _tensor_strides(word, sizes, case.layout))
     _place(args, case)
     if args.features:
         args.struct_size = ctypes.sizeof(ForwardArgs)
@@ -197,7 +197,7 @@ def _values(case: Case) -> dict[str, Any]:
 
 
 def _tensor_sizes(case: Case) -> dict[str, tuple[int, ...]]:
-    """The tensors of parts of attention by their words: [batch or 1, heads or 1, seq_q or 1, seq_k or 1] each.
+    """The tensors of parts of attention by their words: [batch or 1, heads or 1, seq_q or 1, seq_k or 1] or as made.
 
     Scales of a cache are [batch or 1, kv_heads or 1, seq_k or 1, 1], with pages [pages or 1, kv_heads or 1, page_size
     or 1, 1].  Raises `UnsupportedCase` for a tensor that the C interface lacks.
@@ -209,14 +209,11 @@ def _tensor_sizes(case: Case) -> dict[str, tuple[int, ...]]:
             continue
         if word not in abi.TENSORS:
             raise UnsupportedCase(f"the C interface has no field for {word!r}")
-        if parts.tensor_form(word).vector == "starts":
-            sizes[word] = (case.batch + 1,)
+        if parts.tensor_form(word).is_made:
+            sizes[word] = part.made_shape(word, case)
         elif axes := part.axes(word, case):
             of_word = (*whole[:3], part.columns(word, case)) if parts.is_table(word) else whole
             sizes[word] = tuple(size if depends else 1 for size, depends in zip(of_word, axes, strict=True))
-    if _cache_dtype(case):
-        of_scales = scale_sizes(case.value_of("cache_dtype").split("_")[1], *_cache_sizes(case))
-        sizes |= dict.fromkeys(("k_scale", "v_scale"), (*of_scales, 1))
     return sizes
 
 
@@ -226,14 +223,10 @@ def _cache_dtype(case: Case) -> str:
     return "" if text == PLAIN else text.split("_", maxsplit=1)[0]
 
 
-def _cache_sizes(case: Case) -> tuple[int, int, int]:
-    """The batches or pages, key/value heads, and keys or slots of k and v."""
-    cache = parts.cache_of(case)
-    return (cache.pages, case.kv_heads, cache.page_size) if cache else (case.batch, case.kv_heads, case.seq_k)
-
-
-def _pair_strides(sizes: tuple[int, ...]) -> Strides:
-    """The strides of a dense tensor, with 0 along an axis with one element."""
+def _tensor_strides(word: str, sizes: tuple[int, ...], layout: Layout) -> Strides:
+    """The strides of a dense tensor; of one that is no rows, with 0 along an axis with one element."""
+    if parts.tensor_form(word).vector == "rows":
+        return Strides(*strides(layout, *sizes[1:]))
     return Strides(*(0 if size == 1 else math.prod(sizes[axis + 1 :]) for axis, size in enumerate(sizes)))
 
 

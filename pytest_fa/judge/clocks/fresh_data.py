@@ -332,11 +332,10 @@ def _of_head(
     name: str, tensor: torch.Tensor, call: Inputs, batches: torch.Tensor | None, heads: torch.Tensor, of_keys: Place
 ) -> torch.Tensor:
     """What one head of a call reads of a tensor of a part."""
-    form = parts.tensor_form(name).vector
-    if form == "scale":
-        read: torch.Tensor = parts.of_head(name, tensor, of_keys.batch, of_keys.head, call.cache)
-        return read
-    return tensor if form == "starts" else at_places(tensor, batches, heads)
+    if not parts.tensor_form(name).is_made:
+        return at_places(tensor, batches, heads)
+    read: torch.Tensor = parts.of_head(name, tensor, of_keys.batch, of_keys.head, call.cache)
+    return read
 
 
 def _shifted(start: torch.Tensor, shift: int) -> torch.Tensor:

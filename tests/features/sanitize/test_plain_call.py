@@ -77,6 +77,20 @@ def test_tensors_of_parts_have_their_bits() -> None:
     assert plain_call.forward_args(slopes, 1, 2, 3, 4).features == 16
 
 
+def test_new_keys_have_strides_of_the_layout() -> None:
+    """They have a bit, beside that of the lengths, and are as large as what a call appends."""
+    case = parse_case("b2h4s3d64-fp16-kv2-sk80-var4-append-dv128-bshd-seed0")
+    args = plain_call.forward_args(case, 1, 2, 3, 4)
+    assert args.features == 128 | 512 | 16384
+    strides = [(each.batch, each.head, each.seq, each.dim) for each in (args.k_new_stride, args.v_new_stride)]
+    assert strides == [(2 * 3 * 64, 64, 2 * 64, 1), (2 * 3 * 128, 128, 2 * 128, 1)]
+    assert plain_call._tensor_sizes(case) == {
+        "seqlens_k": (2, 1, 1, 1),
+        "k_new": (2, 2, 3, 64),
+        "v_new": (2, 2, 3, 128),
+    }
+
+
 @pytest.mark.parametrize(
     ("shape", "code", "strides"),
     [

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 NOOP = INCLUDE.parent / "builtin" / "noop" / "kernel.cu"
 HEADER = (INCLUDE / "fa_forward.h").read_text(encoding="utf-8")
 # The names of the bits, by the fields that they enable.
-BITS = {name: f"FA_{name.removesuffix('_slopes').upper()}" for name in FEATURES}
+BITS = {name: f"FA_{name.removesuffix('_slopes').upper()}" for name in FEATURES} | {"k_new": "FA_APPEND"}
 TENSORS = (
     "sink",
     "alibi_slopes",
@@ -35,6 +35,7 @@ TENSORS = (
     "cu_seqlens_q",
     "cu_seqlens_k",
     "cache_dtype",
+    "k_new",
 )
 EARLIER = Path(__file__).parents[2] / "recorded" / "earlier"
 # It copies its arguments, and says in `message` which window and which tensors it got.

@@ -227,6 +227,28 @@ def test_a_quantised_cache_has_its_bit(
     assert found == [strides, (0, 1, 0, 0)]
 
 
+def test_new_keys_have_their_bit(bound: Bound) -> None:
+    """A kernel gets the addresses and strides of new keys and values, beside lengths of keys alone."""
+    q, k, v, out = tensors()
+    lengths = torch.tensor([3, 5], dtype=torch.int32)
+    k_new, v_new = torch.zeros(2, 3, 2, 8).half().transpose(1, 2), torch.zeros(2, 2, 3, 8).half()
+    new: dict[str, Any] = {"k_new": k_new, "v_new": v_new}
+    bound.forward(q, k, v, scale=1.0, out=out, seqlens_k=lengths, **new)
+    args = bound.last()
+    assert (args.features, args.k_new, args.v_new) == (512 | 16384, k_new.data_ptr(), v_new.data_ptr())
+    strides = [(each.batch, each.head, each.seq, each.dim) for each in (args.k_new_stride, args.v_new_stride)]
+    assert strides == [(48, 8, 16, 1), (48, 24, 8, 1)]
+    refused: dict[str, dict[str, Any]] = {
+        "k_new needs seqlens_k, the numbers of keys, and no seqlens_q": {**new, "seqlens_q": lengths},
+        "k_new and v_new come together or not at all": {"k_new": k_new},
+        r"v_new is \[2, 2, 2, 8\]: axis 2 must be 3": {**new, "v_new": v_new[:, :, :2]},
+        "q is fp16 and k_new is fp32": {**new, "k_new": k_new.float()},
+    }
+    for message, wrong in refused.items():
+        with pytest.raises((TypeError, ValueError), match=message):
+            bound.forward(q, k, v, scale=1.0, out=out, seqlens_k=lengths, **wrong)
+
+
 def test_v_may_have_another_head_dim(bound: Bound) -> None:
     """Then the output has it, too; a V like Q and K has no bit."""
     q, k, v, out = tensors()
