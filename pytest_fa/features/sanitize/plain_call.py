@@ -223,6 +223,12 @@ def _cache_dtype(case: Case) -> str:
     return "" if text == PLAIN else text.split("_", maxsplit=1)[0]
 
 
+def _cache_sizes(case: Case) -> tuple[int, int, int]:
+    """The batches or pages, key/value heads, and keys or slots of k and v."""
+    cache = parts.cache_of(case)
+    return (cache.pages, case.kv_heads, cache.page_size) if cache else (case.batch, case.kv_heads, case.seq_k)
+
+
 def _tensor_strides(word: str, sizes: tuple[int, ...], layout: Layout) -> Strides:
     """The strides of a dense tensor; of one that is no rows, with 0 along an axis with one element."""
     if parts.tensor_form(word).vector == "rows":

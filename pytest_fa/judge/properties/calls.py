@@ -16,6 +16,7 @@ from pytest_fa.errors import UnsupportedCase, WrongResult
 from pytest_fa.gpu.device import synchronize
 from pytest_fa.gpu.graphs import CannotCapture
 from pytest_fa.gpu.inputs import Inputs, Output, as_kernels_have, clone, empty_rows
+from pytest_fa.judge.changed_inputs import require_only_written
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.wire.commands import Copy, Launch, Script, ScriptStep, Sleep
 
@@ -182,8 +183,10 @@ def _require_right_replay(
         others = subject.inputs(seed)
         _overwrite(inputs, others)
         out.poison()
+        before = clone(inputs)
         synchronize(subject.device)
         subject.candidate.replay_call()
+        require_only_written(before, inputs, " in a replay")
         subject.require_right(name, subject.settled(others, out.clone()), others, f", replay on seed {seed}")
     subject.candidate.lending.take_back()
 
