@@ -145,7 +145,7 @@ CAUSES = {
     "append_ignored": "the new keys take no part",
     "append_values_lost": "v_new counts as zero",
     "append_reads_slots": "each row is NaN, as the slots of the new keys are until they are written",
-    "pages_kept": "no known mistake gives this output",
+    "pages_kept": "each row is NaN, as the slots of the new keys are until they are written",
     "pages_bits_by_sharing": "prefix_invariance",
 }
 VARIANTS = {
