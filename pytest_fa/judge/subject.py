@@ -117,7 +117,7 @@ class PropertySubject:
     def call(self, inputs: Inputs, output: Output | None = None) -> Output:
         """Call the variant with `output` or with a new one filled with NaN, and wait for it.
 
-        Returns the output as it is judged.  Raises `WrongResult` if the variant changed an input that it must not write.
+        Returns the output as it is judged.  Raises `WrongResult` if the variant changed what it must not write.
         """
         inputs = self.taken(inputs)
         parts.renew(inputs)

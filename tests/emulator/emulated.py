@@ -20,7 +20,7 @@ from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.sanitize.plain_call import ForwardArgs, Strides, forward_args
-from pytest_fa.gpu.inputs import Inputs, clone, empty_output, poison
+from pytest_fa.gpu.inputs import Inputs, Output, clone, empty_output, poison
 from pytest_fa.judge.changed_inputs import require_only_written
 
 FOLDER = Path(__file__).parent
@@ -110,7 +110,8 @@ class Emulated:
         lse = torch.empty(q.shape[:3])
         args = forward_args(case, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
         for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
-            setattr(args, f"{name}_stride", Strides(*tensor.stride()))
+            of_batch, *others = tensor.stride()
+            setattr(args, f"{name}_stride", Strides(of_batch if len(tensor) > 1 else 0, *others))
         args.lse, args.scale = lse.data_ptr(), inputs.scale
         for name, tensor in inputs.tensors.items():
             setattr(args, abi.TENSORS.get(name, name), tensor.data_ptr())
@@ -134,7 +135,8 @@ class Emulated:
             if status < 0:
                 raise ValueError(message.value.decode())
         require_only_written(before, inputs)
-        return out, lse
+        output = inputs.dense_output(Output(out, {"lse": lse}))
+        return output.out, output.more["lse"]
 
     def workspace_bytes(self, case: Case, sms: int) -> int:
         """The size of the workspace that the variant requests for a case on a GPU with so many SMs."""
