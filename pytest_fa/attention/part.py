@@ -321,6 +321,8 @@ class Part:
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     # Words that each call passes, also of a plain case.  Others are passed only if a case has the part.
     always: ClassVar[tuple[str, ...]] = ()
+    # Words that a function need not take, since others say the same, or more than it must know.
+    hints: ClassVar[tuple[str, ...]] = ()
 
     def arguments(self, case: Shape) -> Mapping[str, Any]:
         """The words of a call, each with its value, besides tensors; without those of a plain case."""

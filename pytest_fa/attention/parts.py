@@ -122,6 +122,11 @@ def words_beyond_plain(case: Any) -> dict[str, Part]:  # `catalog.case.Case`
     return values | {word: part for word, part in tensor_words().items() if part.is_passed(word, case)}
 
 
+def hints() -> tuple[str, ...]:
+    """The words that no function needs."""
+    return tuple(word for part in PARTS for word in part.hints)
+
+
 def tensor_words() -> dict[str, Part]:
     """The words that are tensors, and whose each one is."""
     return {word: part for part in PARTS for word in part.tensors}

@@ -50,6 +50,7 @@ class Thd(Part):
         LONGEST_K: ("max_seqlen_k", "max_seqlen_kv", "max_k", "max_seq_len_k", "max_kv_len"),
     }
     tensors = {word: PartTensor("int32", "starts", is_random=False) for word in (STARTS_Q, STARTS_K)}
+    hints = (LONGEST_Q, LONGEST_K)
     shapes = {"ragged": SHAPES}
     faults = {
         **dict.fromkeys(
@@ -82,7 +83,8 @@ class Thd(Part):
     def call_problem(self, call: Any, supports: Any) -> str | None:  # `catalog.variant.Call`, `Supports`
         """A function has all of q, k, v and the output as one row of sequences, or none."""
         if LAYOUT in supports.layout:
-            if missing := next((word for word in self._words_for(supports) if not call.passes(word)), None):
+            needed = (word for word in self._words_for(supports) if word not in self.hints)
+            if missing := next((word for word in needed if not call.passes(word)), None):
                 return f"entry.call does not pass {missing!r}, but supports.layout has {LAYOUT}; pass it"
             if len(supports.layout) > 1:
                 return f"entry.call passes starts of sequences in each call; write `layout: [{LAYOUT}]`"

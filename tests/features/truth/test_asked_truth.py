@@ -52,6 +52,13 @@ def reference(q, k, v, *, scale, causal, dtype):
     return (p / largest).to(dtype).double() @ v * largest
 
 
+def of_lengths(q, k, v, *, scale, seqlens_q, seqlens_k):
+    scores = q @ k.transpose(2, 3) * scale
+    is_seen = torch.arange(k.shape[2]) < seqlens_k.view(-1, 1, 1, 1)
+    is_query = torch.arange(q.shape[2])[:, None] < seqlens_q.view(-1, 1, 1, 1)
+    return torch.softmax(scores.masked_fill(~(is_seen & is_query), float("-inf")), -1).nan_to_num() @ v
+
+
 def truth_lse(q, k, v, *, scale, causal):
     p, lse = weights(q, k, scale, causal)
     return p @ v, lse
@@ -151,6 +158,14 @@ def test_functions_get_the_tensors_of_parts(ask: Ask) -> None:
     case = "b2h6s64d64-fp16-sink-seed0"
     with pytest.raises(NoTruth, match="takes no keyword argument `sink`, without which this call cannot be judged"):
         ask("truth", case, max_error=1.0)
+
+
+@pytest.mark.parametrize("layout", ["", "-thd"])
+def test_functions_of_lengths_need_not_know_how_sequences_lie(ask: Ask, layout: str) -> None:
+    """They get padded sequences, and need no longest number of rows."""
+    case = f"b4h2s64d64-fp16-var2{layout}-seed0"
+    truth = ask("of_lengths", case, max_error=1.0)
+    assert float((truth.out - make_truth(inputs_of(case)).out).abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize(

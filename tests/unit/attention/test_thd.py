@@ -167,6 +167,13 @@ def test_a_kernel_may_need_finite_numbers_behind_a_sequence(
     assert (result.outcome == "ok") == (not message)
 
 
+def test_a_function_need_not_take_the_longest_numbers(variant_of: VariantOf) -> None:
+    """The starts say them, too."""
+    call = CALL.replace(", max_seqlen_q, max_seqlen_k", "").replace(", returns: [out, lse]", "")
+    variant = variant_of("of_tiles", call, SUPPORTS, "conventions: {rows_past: zero, padding: finite}")
+    assert run_case(cpu_job(variant, "b4h2s129d64-fp16-var3-thd-seed1")).outcome == "ok"
+
+
 @pytest.mark.parametrize("name", ["padded_rows", "different_strides"])
 def test_rows_of_a_call_have_strides_of_their_own(variant_of: VariantOf, name: str) -> None:
     """A function that takes them for dense is wrong."""
@@ -187,7 +194,7 @@ def test_rows_of_a_call_have_strides_of_their_own(variant_of: VariantOf, name: s
             SUPPORTS.replace("[thd]", "[bhsd, thd]"),
             "passes starts of sequences in each call; write `layout: [thd]`",
         ),
-        (CALL.replace(", max_seqlen_k", ", 5"), SUPPORTS, "does not pass 'max_seqlen_k', but supports.layout has thd"),
+        (CALL.replace(", cu_seqlens_k", ", 5"), SUPPORTS, "does not pass 'cu_seqlens_k', but supports.layout has thd"),
     ],
 )
 def test_a_manifest_that_contradicts_itself_is_refused(

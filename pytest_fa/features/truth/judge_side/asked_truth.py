@@ -144,7 +144,7 @@ class _ExactCall:
 
     def question(self, function: str, *, is_exact: bool) -> TruthQuestion:
         """The message that asks for one function."""
-        needed = [*(name for name, value in self.words.items() if value != "none"), *self.extra]
+        needed = [name for name, value in self.words.items() if value != "none" and name not in parts.hints()]
         return TruthQuestion(
             files=self.own.files,
             sha256=self.own.sha256,
@@ -154,7 +154,7 @@ class _ExactCall:
             shapes=tuple(tuple(tensor.shape) for tensor in (self.q, self.k, self.v, *self.extra.values())),
             out_shape=(*self.q.shape[:3], self.v.shape[3]),
             keywords={"scale": self.scale, **self.words},
-            needed=(*(["scale"] if self.scale != self.q.shape[3] ** -0.5 else []), *needed),
+            needed=(*(["scale"] if self.scale != self.q.shape[3] ** -0.5 else []), *needed, *self.extra),
             is_exact=is_exact,
             tensors=tuple(self.extra),
         )
