@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.layout import PART as LAYOUT
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Entry, Limits, Supports, Variant
 from pytest_fa.errors import ENTRY, UsageProblem, WrongResult
@@ -107,8 +108,9 @@ def forward_of(function: Function, case: Case) -> Forward:
     """
     taken = _taken_keywords(function, case)
     for word, part in parts.words_beyond_plain(case).items():
-        if word not in taken:
-            lacks, drop = f"{name_of(function)} takes no keyword `{word}`", f"drop -{case.text_of(part.tokens[0])}"
+        if word not in taken and word not in part.hints:
+            token = (part.tokens or LAYOUT.tokens)[0]
+            lacks, drop = f"{name_of(function)} takes no keyword `{word}`", f"drop -{case.text_of(token)}"
             raise UsageProblem(f"case: {case.id} is {word}, but {lacks}; add it, or {drop}")
 
     def forward(q: Any, k: Any, v: Any, **keywords: Any) -> Any:  # noqa: ANN401  # tensors; this module imports no torch

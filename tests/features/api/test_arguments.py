@@ -18,6 +18,7 @@ from pytest_fa.session.refusals import Refused
 from tests.factories import WriteVariant
 
 CASE = "b1h2s64d64-fp16"
+THD = "b4h2s8d64-fp16-var2-thd"
 FORM = (
     "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-win<left>_<right>][-kv<heads>][-sk<keys>][-var1|-var2|-var3|-var4|-var5]"
     "[-page<size>[hnd]][-kv_e4m3_t|-kv_e4m3_h|-kv_e4m3_th|-kv_int8_t|-kv_int8_h|-kv_int8_th][-append]"
@@ -76,6 +77,10 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "causal case": (
         lambda: pytest_fa.check(forward, f"{CASE}-causal"),
         f"case: {CASE}-causal-seed0 is causal, but forward takes no keyword `causal`; add it, or drop -causal",
+    ),
+    "sequences behind one another": (
+        lambda: pytest_fa.check(forward, THD),
+        f"case: {THD}-seed0 is cu_seqlens_q, but forward takes no keyword `cu_seqlens_q`; add it, or drop -thd",
     ),
     "tolerance": (
         lambda: pytest_fa.check("mine", CASE, tolerance="exact"),
