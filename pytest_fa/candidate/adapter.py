@@ -35,6 +35,7 @@ def adapted(
     )
     has_batch = call.layout != "thd"
     of_keys = [word for word in passed if word in parts.tensor_words() and parts.tensor_form(word).vector == "rows"]
+    axes_of_batch = {name: part.row_axes(conventions).index(0) for name, part in parts.outputs().items()}
     in_layout = _keys_in_layout if any(parts.is_table(word) for word in passed) else _in_layout_alone
 
     def forward(
@@ -59,18 +60,18 @@ def adapted(
         values |= {word: _in_layout(word, words[word], call) for word in of_keys if words.get(word) is not None}
         known = {**words, "q": q, "k": k, "v": v}
         values |= {word: part.made(word, known, conventions) for word, part in made.items()}
-        for name in parts.outputs():
+        for name, axis in axes_of_batch.items():
             if call.passes(name):
                 rows = empty_rows(name, q, conventions) if words.get(name) is None else words[name]
-                values[name] = rows if has_batch else rows[0]
+                values[name] = rows if has_batch else rows.select(axis, 0)
         returned = function(
             *(_value(argument, values) for argument in call.arguments),
             **{name: _value(argument, values) for name, argument in call.keywords.items()},
         )
-        for name in parts.outputs():
+        for name, axis in axes_of_batch.items():
             if (place := call.place_of(name)) is not None:
                 rows = _item(returned, place, call)
-                keep_output(name, rows if has_batch else _with_batch(rows), words.get(name), conventions)
+                keep_output(name, rows if has_batch else _with_batch(rows, axis), words.get(name), conventions)
         if passes_out:
             assert out is not None  # noqa: S101  # made above
             return out
@@ -108,9 +109,9 @@ def _in_layout(name: str, tensor: Any, call: Call) -> torch.Tensor:  # noqa: ANN
     return view
 
 
-def _with_batch(rows: Any) -> Any:  # noqa: ANN401  # a result of any type
-    """A further output, [heads, rows], as that of one batch."""
-    return rows[None] if isinstance(rows, torch.Tensor) else rows
+def _with_batch(rows: Any, axis: int) -> Any:  # noqa: ANN401  # a result of any type
+    """A further output, [heads, rows] in some order, as that of one batch."""
+    return rows.unsqueeze(axis) if isinstance(rows, torch.Tensor) and axis <= rows.dim() else rows
 
 
 def _swap_layout(tensor: torch.Tensor, call: Call) -> torch.Tensor:

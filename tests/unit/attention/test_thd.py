@@ -48,6 +48,15 @@ def of_rows(q, k, v, starts_q, starts_k, longest_q, longest_k, *, scale, causal=
     return out, lse
 
 
+def of_rows_first(*arguments, **keywords):
+    out, lse = of_rows(*arguments, **keywords)
+    return out, lse.transpose(0, 1).contiguous()
+
+
+def of_given(*arguments, out, lse, **keywords):
+    out[...], lse[...] = of_rows(*arguments, **keywords)
+
+
 def of_tiles(q, k, v, starts_q, starts_k, *_, scale, causal=False, last_is_hidden=True):
     out = torch.zeros_like(q)
     for a, b, c, d in zip(starts_q[:-1], starts_q[1:], starts_k[:-1], starts_k[1:]):
@@ -165,6 +174,18 @@ def test_a_kernel_may_need_finite_numbers_behind_a_sequence(
     result = run_case(cpu_job(variant, "b4h2s129d64-fp16-var3-thd-seed0"))
     assert message in (result.diagnosis.cause if result.diagnosis else "")
     assert (result.outcome == "ok") == (not message)
+
+
+@pytest.mark.parametrize(
+    ("target", "order"), [("of_rows", "hbs"), ("of_rows_first", "bsh"), ("of_given", "bhs"), ("of_given", "hbs")]
+)
+def test_a_log_sum_exp_has_no_batch_in_any_order(variant_of: VariantOf, target: str, order: str) -> None:
+    """Of [heads, batch, rows], [heads, rows] remains."""
+    call = CALL
+    if target == "of_given":
+        call = CALL.replace(", returns: [out, lse]", "").replace("causal: causal", "causal: causal, out: out, lse: lse")
+    variant = variant_of(target, call, SUPPORTS, MORE.replace("zero", f"zero, lse_order: {order}"))
+    assert run_case(cpu_job(variant, "b4h2s65d64-fp16-var2-thd-seed0")).message == ""
 
 
 def test_a_function_need_not_take_the_longest_numbers(variant_of: VariantOf) -> None:
