@@ -3,8 +3,9 @@
 The judge's own k and v are [batch, kv_heads, seq_k, head_dim], as without pages.  A call gets a cache,
 [pages, kv_heads, page_size, head_dim], with the heads before or after the keys of a page in memory, and `block_table`.
 Pages are in random order.  Two sequences share their first page.  What no sequence has, whole pages and the keys of a
-last page at or behind the length, is NaN.  Entries of the table behind a sequence's last page are -1, 0 or a number
-that is no page's.  In the convention `kv_cache: together`, the caches are views of one, [pages, 2, ...].
+last page at or behind the length, is NaN, or finite in the convention `padding: finite`.  Entries of the table behind a
+sequence's last page are -1, 0 or a number that is no page's.  In the convention `kv_cache: together`, the caches are
+views of one, [pages, 2, ...].
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pytest_fa.attention.dtypes import ELEMENT_BYTES
 from pytest_fa.attention.mistake import Mistake, Positions
 from pytest_fa.attention.part import CacheShape, CallInputs, Convention, Part, PartTensor, Shape
 from pytest_fa.attention.ragged import PART as RAGGED
-from pytest_fa.attention.ragged import sequences_with_nan, with_lengths
+from pytest_fa.attention.ragged import padding_of, sequences_with_nan, with_lengths
 from pytest_fa.attention.token import Choice
 from pytest_fa.errors import UnsupportedCase
 
@@ -297,7 +298,8 @@ class Pages(Part):
             read["slots at or behind seqlens_k are read"] = [length < size * table.shape[3] for length in lengths]
         found = [words for words, with_nan in read.items() if with_nan == bad]
         cause = found[0] if len(found) == 1 else "keys are read that no sequence has"
-        return f"{cause}, so that NaN of pages or slots without a key reaches the output: {LOOK} and the lengths"
+        words = f"{cause}, so that NaN of pages or slots without a key reaches the output: {LOOK} and the lengths"
+        return f"{words}, or declare `conventions: {{padding: finite}}`" if others_are_right else words
 
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
         """Other pages than those of the table, a cache with its axes in the other order, and last or shared pages."""
@@ -428,7 +430,7 @@ def _placed(inputs: Any, table: torch.Tensor) -> Any:  # `gpu.inputs.Inputs`
     used = entries[is_used]
     if used.numel() and not (int(used.min()) >= 0 and int(used.max()) < pages):
         return None
-    k, v = (_scattered(each, entries, is_used, pages, cache) for each in (inputs.k, inputs.v))
+    k, v = (_scattered(each, entries, is_used, pages, cache, padding_of(inputs, each)) for each in (inputs.k, inputs.v))
     is_key = lengths.new_tensor(range(seq_k)) < lengths[:, 0, 0]  # [batch, seq_k]
     for own, whole in ((inputs.k, k), (inputs.v, v)):
         held = _gathered(whole, table, seq_k)
@@ -444,14 +446,16 @@ def _scattered(
     is_used: torch.Tensor,
     pages: int,
     cache: Cache,
+    padding: float | torch.Tensor,
 ) -> torch.Tensor:
-    """The cache, [pages, kv_heads, page_size, dim], with NaN where no key is."""
+    """The cache, [pages, kv_heads, page_size, dim], with `padding` where no key is."""
     batch, heads, seq_k, dim = tensor.shape
     size, columns = cache.page_size, entries.shape[1]
     order = (pages, heads, size, dim) if cache.heads_first else (pages, size, heads, dim)
-    whole = tensor.new_full(order, float("nan"))
+    whole = tensor.new_empty(order)
     whole = whole if cache.heads_first else whole.transpose(1, 2)
-    padded = tensor.new_full((batch, heads, columns * size, dim), float("nan"))
+    padded = tensor.new_empty((batch, heads, columns * size, dim))
+    whole[:], padded[:] = padding, padding
     padded[:, :, :seq_k] = tensor
     by_page = padded.view(batch, heads, columns, size, dim).transpose(1, 2)
     whole[entries[is_used].long()] = by_page[is_used]

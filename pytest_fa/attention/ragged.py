@@ -81,8 +81,8 @@ class Ragged(Part):
         ),
         "padding": Convention(
             {
-                "any": "padding of q, k and v may hold NaN",
-                "finite": "padding of q, k and v must hold finite numbers",
+                "any": "padding of q, k and v, and what no sequence has of a cache, may hold NaN",
+                "finite": "padding of q, k and v, and what no sequence has of a cache, must hold finite numbers",
             },
             is_seen_in=("seqlens_k",),
         ),
@@ -251,11 +251,11 @@ class Ragged(Part):
 
     def call_given(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
         """Padding holds NaN, or large numbers for a kernel that needs finite ones."""
-        return _with_padding(inputs, _padding_of(inputs))
+        return _with_padding(inputs, padding_of)
 
     def call_meant(self, inputs: Any) -> Any:  # `gpu.inputs.Inputs`
         """Padding means nothing, and 0 keeps it out of sums."""
-        return _with_padding(inputs, 0.0)
+        return _with_nothing_in_padding(inputs)
 
     # -- the judge --------------------------------------------------------------------------------------------------
 
@@ -323,8 +323,8 @@ class Ragged(Part):
 
 def with_lengths(inputs: Any, lengths: Mapping[str, torch.Tensor]) -> Any:  # `gpu.inputs.Inputs`
     """The call with other lengths, [batch, 1, 1, 1] int32 by word.  What was padding before is 0."""
-    meant = _with_padding(inputs, 0.0)
-    return _with_padding(meant._replace(extra={**meant.extra, **lengths}), _padding_of(inputs))
+    meant = _with_nothing_in_padding(inputs)
+    return _with_padding(meant._replace(extra={**meant.extra, **lengths}), padding_of)
 
 
 def sequences_with_nan(inputs: Any) -> list[bool]:  # of `gpu.inputs.Inputs`
@@ -360,22 +360,33 @@ def _lengths(step: int, batch: int, longest: int) -> list[int]:
     return [longest if edge is LONGEST else min(edge, longest) for edge in edges]
 
 
-def _padding_of(inputs: CallInputs) -> float:
-    """What padding holds in a call."""
-    return LARGE if inputs.convention("padding") == "finite" else math.nan
+def padding_of(inputs: CallInputs, tensor: torch.Tensor) -> float | torch.Tensor:
+    """What padding of a tensor, [batch, heads, seq, dim], holds: a number, or one for each head, [heads, 1, 1].
+
+    Finite numbers of a quantised cache are no larger than others of their head, which leaves the scales as they are.
+    """
+    if inputs.convention("padding") != "finite":
+        return math.nan
+    if not getattr(inputs, "cache_dtype", "") or not tensor.numel():
+        return LARGE
+    return tensor.nan_to_num(0.0).abs().amax((0, 2, 3))[:, None, None]
 
 
-def _with_padding(inputs: Any, value: float) -> Any:  # `gpu.inputs.Inputs`
-    """The call with a value in all padding of q, k and v; the call itself if it has none."""
+def _with_nothing_in_padding(inputs: Any) -> Any:  # `gpu.inputs.Inputs`
+    return _with_padding(inputs, lambda *_: 0.0)
+
+
+def _with_padding(inputs: Any, value_of: Any) -> Any:  # `gpu.inputs.Inputs`, a function such as `padding_of`
+    """The call with values in all padding of q, k and v; the call itself if it has none."""
     of_queries, of_keys = inputs.word("seqlens_q"), inputs.word("seqlens_k")
     if of_keys is None:
         return inputs
-    k, v = (_behind(tensor, of_keys, value) for tensor in (inputs.k, inputs.v))
-    q = inputs.q if of_queries is None else _behind(inputs.q, of_queries, value)
+    k, v = (_behind(tensor, of_keys, value_of(inputs, tensor)) for tensor in (inputs.k, inputs.v))
+    q = inputs.q if of_queries is None else _behind(inputs.q, of_queries, value_of(inputs, inputs.q))
     return inputs._replace(q=q, k=k, v=v)
 
 
-def _behind(tensor: torch.Tensor, lengths: torch.Tensor, value: float) -> torch.Tensor:
+def _behind(tensor: torch.Tensor, lengths: torch.Tensor, value: float | torch.Tensor) -> torch.Tensor:
     """A copy of a tensor, [batch, heads, seq, dim], with a value at and behind the lengths, and with its strides."""
     copy = tensor.clone()  # which keeps the order of the axes
     for batch, length in enumerate(lengths.flatten().tolist()):

@@ -57,6 +57,17 @@ def attend(q, k_cache, v_cache, block_table, cache_seqlens, scale, causal=False,
     return torch.stack(outs)
 
 
+def whole_pages(q, k_cache, v_cache, block_table, cache_seqlens, scale, is_hidden=True):
+    outs = []
+    for rows, table, count in zip(q, block_table.long(), cache_seqlens.tolist()):
+        k, v = (gathered(x, table[: -(-count // k_cache.shape[1])], None).float() for x in (k_cache, v_cache))
+        scores = rows.transpose(0, 1).float() @ k.transpose(1, 2) * scale
+        if is_hidden:
+            scores[:, :, count:] = -torch.inf
+        outs.append((torch.softmax(scores, -1) @ v).transpose(0, 1).to(q.dtype))
+    return torch.stack(outs)
+
+
 def hnd(q, k_cache, v_cache, block_table, cache_seqlens, scale):  # caches [pages, heads, page_size, dim]
     caches = (cache.transpose(1, 2).contiguous() for cache in (k_cache, v_cache))
     assert k_cache.is_contiguous()
@@ -157,6 +168,32 @@ def test_a_wrong_kernel_of_one_cache_is_caught(variant_of: VariantOf, target: st
     """K and V in the other order are named; a write into the cache or past it is found."""
     result = judged(variant_of(target, manifest=TOGETHER), "b4h4s3d64-fp16-kv2-sk256-var5-page16-seed0")
     assert (result.outcome, message in f"{result.message} {result.diagnosis}") == ("wrong", True)
+
+
+@pytest.mark.parametrize(
+    ("more", "manifest", "message"),
+    [
+        ("", "", "or declare `conventions: {padding: finite}`"),
+        ("", "conventions: {padding: finite}", ""),
+        (", false", "conventions: {padding: finite}", "max error"),
+    ],
+)
+def test_a_kernel_may_need_finite_numbers_in_whole_pages(
+    variant_of: VariantOf, more: str, manifest: str, message: str
+) -> None:
+    """It is right if it declares that, and only if these numbers have no weight."""
+    result = judged(variant_of("whole_pages", more, manifest=manifest), "b4h4s3d64-fp16-sk150-var4-page16-seed0")
+    assert (result.outcome == "ok", message in f"{result.message} {result.diagnosis}") == (not message, True)
+
+
+@pytest.mark.parametrize("pages", ["", "-page16"])
+@pytest.mark.parametrize("by", ["t", "h"])
+def test_finite_numbers_without_a_key_do_not_change_scales(pages: str, by: str) -> None:
+    """They are not larger than the keys, which would be few different numbers."""
+    case = parse_case(f"b4h4s1d8-fp16-kv2-sk150-var1{pages}-kv_int8_{by}-seed0")
+    plain, finite = (make_inputs(case, CPU, each).placed() for each in ({}, {"padding": "finite"}))
+    assert all(torch.equal(plain.extra[word], finite.extra[word]) for word in ("k_scale", "v_scale"))
+    assert [int(tensor.abs().max()) for tensor in finite[1:3]] == [127, 127]
 
 
 @pytest.mark.parametrize("more", ["", "-kv_e4m3_h", "-kv_int8_th"])
