@@ -73,9 +73,9 @@ class Ragged(Part):
     conventions = {
         "rows_past": Convention(
             {
-                "untouched": "rows of the output at or behind seqlens_q stay as they were",
-                "zero": "rows of the output at or behind seqlens_q become zero",
-                "any": "rows of the output at or behind seqlens_q are undefined",
+                "untouched": "rows of the output that belong to no query stay as they were",
+                "zero": "rows of the output that belong to no query become zero",
+                "any": "rows of the output that belong to no query are undefined",
             },
             is_seen_in=("seqlens_q",),
         ),

@@ -44,7 +44,7 @@ def explain_padding(padding: Padding, out: torch.Tensor) -> str:
     _, convention = parts.conventions()[CONVENTION]
     found = next(rule for rule in convention.values if bound_of(padding._replace(rule=rule), out).holds)
     if found == "any":
-        words = "rows at or behind seqlens_q are written: write only the queries of each sequence"
+        words = "rows that belong to no query are written: write only the queries of each sequence"
         return f"{words}, or declare `conventions: {{{CONVENTION}: any}}`, as for a tensor that the kernel allocates"
     declared = None if padding.rule == convention.plain else padding.rule
     return convention.advice(CONVENTION, declared, found)

@@ -103,7 +103,7 @@ CAUSES = {
     "ragged_alibi_of_longest": "distances end at the last key of the longest sequence",
     "ragged_merges_as_first": "as many splits of 64 keys are merged as the first sequence has",
     "ragged_zeroes_rows": "declare `conventions: {rows_past: zero}`",
-    "ragged_writes_rows": "rows at or behind seqlens_q are written",
+    "ragged_writes_rows": "rows that belong to no query are written",
     "ragged_padding_in_lse": "no known mistake gives this log-sum-exp",
     "ragged_kept_lengths": "keys are read that no sequence has",
     "pages_of_next": "look at the block table",

@@ -195,6 +195,13 @@ def test_a_function_need_not_take_the_longest_numbers(variant_of: VariantOf) -> 
     assert run_case(cpu_job(variant, "b4h2s129d64-fp16-var3-thd-seed1")).outcome == "ok"
 
 
+def test_what_becomes_of_rows_without_a_query_is_said_without_lengths(variant_of: VariantOf) -> None:
+    """A call has no seqlens_q."""
+    result = run_case(cpu_job(variant_of(more="returns: [out, lse]\n"), "b4h2s65d64-fp16-var2-thd-seed0"))
+    assert result.diagnosis is not None
+    assert result.diagnosis.cause.startswith("rows of the output that belong to no query become zero")
+
+
 @pytest.mark.parametrize("name", ["padded_rows", "different_strides"])
 def test_rows_of_a_call_have_strides_of_their_own(variant_of: VariantOf, name: str) -> None:
     """A function that takes them for dense is wrong."""
