@@ -114,12 +114,13 @@ struct FaForwardArgs {
   const float *k_scale, *v_scale;
   struct FaStrides k_scale_stride, v_scale_stride;
 
-  /* The sequences lie behind one another: sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q and out, which
-   * have 0 as the stride of a batch, and those of cu_seqlens_k of k and v.  The numbers do not fall.  seq_q and seq_k are at least
-   * the longest sequence.  Rows behind the last sequence may hold NaN, and are not written.  lse is [heads, rows_q]. */
+  /* The sequences lie behind one another: sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q and out, and
+   * those that cu_seqlens_k says of k and v.  These tensors have 0 as the stride of a batch.  The first number is 0, and none is
+   * smaller than the one before it.  seq_q and seq_k are at least the longest sequence.  Rows behind the last sequence may hold
+   * NaN, and are not written.  lse is [heads, rows_q].  With FA_BLOCK_TABLE, a call has seqlens_k, and no cu_seqlens_k. */
   const int32_t* cu_seqlens_q; /* FA_CU_SEQLENS_Q: [batch + 1], contiguous, on the device, instead of seqlens_q */
   const int32_t* cu_seqlens_k; /* FA_CU_SEQLENS_K: the same instead of seqlens_k */
-  int64_t rows_q;              /* FA_CU_SEQLENS_Q: of q and out */
+  int64_t rows_q;              /* FA_CU_SEQLENS_Q: the number of rows of q and out */
 
   /* FA_APPEND, which comes with FA_SEQLENS_K and without FA_SEQLENS_Q: the last seq_q keys of each sequence are new.  seqlens_k
    * counts them, unless the manifest declares otherwise.  The kernel writes them into k and v, bit by bit, and nothing else
