@@ -95,9 +95,15 @@ def stacked(written: list[Written]) -> tuple[Inputs, torch.Tensor]:
     q, k, v = (torch.cat(tensors) for tensors in zip(*(each[:3] for each in inputs), strict=True))
     listed = [each.descales for each in inputs if each.descales is not None]
     descales = Descales(*(torch.cat(tensors) for tensors in zip(*listed, strict=True))) if listed else None
-    extra = {name: torch.cat([each.extra[name] for each in inputs]) for name in inputs[0].extra}
+    extra = {name: torch.cat([_of_each_batch(each, name) for each in inputs]) for name in inputs[0].extra}
     stacked_inputs = inputs[0]._replace(q=q, k=k, v=v, descales=descales, extra=extra)
     return stacked_inputs, torch.cat([head.out for head in written])
+
+
+def _of_each_batch(inputs: Inputs, name: str) -> torch.Tensor:
+    """A part's tensor with the batches of q, also if it does not depend on them."""
+    tensor = inputs.extra[name]
+    return tensor.expand(len(inputs.q), *tensor.shape[1:])
 
 
 def output_count(output: torch.Tensor, l2_bytes: int | None) -> int:

@@ -23,6 +23,7 @@ from pytest_fa.judge.clocks.fresh_data import (
     stacked,
 )
 from pytest_fa.judge.clocks.timed_series import TimedSeries
+from pytest_fa.judge.truth import make_truth
 from pytest_fa.wire.commands import Run
 
 CPU = torch.device("cpu")
@@ -182,6 +183,19 @@ def test_a_written_head_comes_with_what_its_call_read(case: str) -> None:
     inputs, out = stacked(heads)
     assert out.shape == inputs.q.shape == inputs.v.shape == (40, 1, 32, 64)
     assert torch.equal(out, inputs.q + inputs.k)
+
+
+def test_heads_of_sequences_behind_one_another_have_their_own_sinks() -> None:
+    """A head has all sequences of its call, each of which gets the sink and the slope of this head."""
+    case = "b4h4s32d64-fp16-var2-alibi-sink-thd-seed0"
+    data = fresh_data(case=case)
+    series = run(data, 3)
+    heads = [series.written_head() for _ in range(8)]
+    inputs, out = stacked(heads)
+    assert make_truth(inputs).out.shape == out.shape == (8 * 4, 1, 32, 64)
+    for word in ("sink", "alibi_slopes"):
+        own = torch.cat([head.inputs.extra[word].flatten() for head in heads])
+        assert torch.equal(inputs.extra[word].flatten(), own.repeat_interleave(4))
 
 
 def test_a_written_head_is_a_private_copy() -> None:
