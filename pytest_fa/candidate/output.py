@@ -36,7 +36,7 @@ def _what_to_return(out: torch.Tensor, like: torch.Tensor) -> str:
         return " (write `return out.to(q.dtype)`)"
     batch, heads, rows, columns = like.shape
     if out.shape == (batch, rows, heads, columns):
-        return " (heads and queries are exchanged: write `return out.transpose(1, 2)`)"
+        return " (heads and queries are exchanged: write `return out.transpose(-3, -2)`)"
     return ""
 
 

@@ -140,7 +140,7 @@ KERNELS = (
         "A",
         "return attention(q, k, v, scale).transpose(1, 2)",
         "the output is torch.float16 [1, 64, 2, 64], it must be torch.float16 [1, 2, 64, 64] (heads and queries are "
-        "exchanged: write `return out.transpose(1, 2)`)",
+        "exchanged: write `return out.transpose(-3, -2)`)",
     ),
     Mistake(
         "A",

@@ -53,6 +53,11 @@ def of_rows_first(*arguments, **keywords):
     return out, lse.transpose(0, 1).contiguous()
 
 
+def of_heads_first(*arguments, **keywords):
+    out, lse = of_rows(*arguments, **keywords)
+    return out.transpose(-3, -2), lse
+
+
 def of_given(*arguments, out, lse, **keywords):
     out[...], lse[...] = of_rows(*arguments, **keywords)
 
@@ -193,6 +198,12 @@ def test_a_function_need_not_take_the_longest_numbers(variant_of: VariantOf) -> 
     call = CALL.replace(", max_seqlen_q, max_seqlen_k", "").replace(", returns: [out, lse]", "")
     variant = variant_of("of_tiles", call, SUPPORTS, "conventions: {rows_past: zero, padding: finite}")
     assert run_case(cpu_job(variant, "b4h2s129d64-fp16-var3-thd-seed1")).outcome == "ok"
+
+
+def test_the_line_for_exchanged_axes_fits_three_of_them(variant_of: VariantOf) -> None:
+    """An output [heads, rows, dim] is answered with a line that exchanges its first two axes."""
+    result = run_case(cpu_job(variant_of("of_heads_first"), "b4h2s65d64-fp16-var2-thd-seed0"))
+    assert "write `return out.transpose(-3, -2)`" in result.message
 
 
 def test_what_becomes_of_rows_without_a_query_is_said_without_lengths(variant_of: VariantOf) -> None:
