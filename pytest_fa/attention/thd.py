@@ -106,7 +106,7 @@ class Thd(Part):
     def _words_for(self, supports: Any) -> tuple[str, ...]:  # `catalog.variant.Supports`
         if LAYOUT not in supports.layout:
             return ()
-        return (STARTS_Q, LONGEST_Q, *((STARTS_K, LONGEST_K) if may_lack_pages(supports) else ()))
+        return (STARTS_Q, LONGEST_Q, LONGEST_K, *((STARTS_K,) if may_lack_pages(supports) else ()))
 
     # -- the call ---------------------------------------------------------------------------------------------------
 
@@ -115,8 +115,7 @@ class Thd(Part):
         if case.value_of("layout") != LAYOUT:
             return {}
         spare = SPARE * (case.value_of("seed") % 2)
-        of_keys = {} if has_pages(case) else {LONGEST_K: case.seq_k + spare}
-        return {LONGEST_Q: case.seq_q + spare, **of_keys}
+        return {LONGEST_Q: case.seq_q + spare, LONGEST_K: case.seq_k + spare}
 
     def is_passed(self, word: str, case: Shape) -> bool:
         """Whether q, or k and v, are sequences behind one another."""
@@ -187,7 +186,7 @@ class Thd(Part):
 
     def nonfinite_cause(self, inputs: CallInputs, bad_rows: torch.Tensor, *, others_are_right: bool) -> str:  # noqa: ARG002
         """A mistake that reads NaN in exactly the sequences whose outputs are not finite."""
-        if inputs.word(LONGEST_K) is None:
+        if not has_rows_of_keys(inputs):
             return ""
         bad, of_queries = bad_rows.flatten(1).any(1).tolist(), inputs.word(LENGTHS_Q).flatten().tolist()
         given = RAGGED.call_given(inputs)
@@ -202,7 +201,7 @@ class Thd(Part):
 
     def mistakes(self, inputs: CallInputs) -> Iterator[Mistake]:
         """Sequences that are looked for where padded ones begin, or where those of the other side do."""
-        if inputs.word(LONGEST_K) is not None:
+        if has_rows_of_keys(inputs):
             for words, change in _MISREADINGS.items():
                 yield Mistake(f"{words}: {LOOK}", change=change)
 
@@ -222,6 +221,11 @@ def _problems(case: Shape) -> Iterator[str]:
 def has_pages(case: Shape) -> bool:
     """Whether keys and values lie in a cache."""
     return bool(case.value_of("pages") != "none")
+
+
+def has_rows_of_keys(inputs: Any) -> bool:  # `gpu.inputs.Inputs`
+    """Whether the sequences of k and v of a call lie behind one another."""
+    return inputs.word(LONGEST_Q) is not None and inputs.cache is None
 
 
 def may_lack_pages(supports: Any) -> bool:  # `catalog.variant.Supports`

@@ -391,8 +391,8 @@ void TakeSequences(const DLTensor* of_queries, const DLTensor* of_keys, Argument
   args.seq_q = arguments.Integer("max_seqlen_q");
   FA_REQUIRE(args.seq_q > 0, ValueError, "max_seqlen_q is %lld, it must be at least 1", static_cast<long long>(args.seq_q));
   args.q_stride.batch = args.out_stride.batch = 0;
-  if (of_keys == nullptr) {
-    FA_REQUIRE(arguments.SkipNone(), ValueError, "max_seqlen_k needs cu_seqlens_k");
+  if (of_keys == nullptr) {  // the table says how many keys there may be
+    if (!arguments.SkipNone()) arguments.Integer("max_seqlen_k");
     return;
   }
   FA_REQUIRE(k.shape[0] == 1, ValueError, "k is %s: with cu_seqlens_k, axis 0 must be 1", Shape(k).chars);

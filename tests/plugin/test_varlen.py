@@ -33,7 +33,9 @@ def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dro
     return out, torch.zeros(1)
 """,
     "paged_varlen": """\
-def forward(q, k_cache, v_cache, cu_seqlens_q, max_seqlen_q, seqused_k, page_table, *, softmax_scale, causal=False):
+def forward(q, k_cache, v_cache, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_k, page_table, *, softmax_scale,
+            causal=False):
+    assert max_seqlen_k >= int(seqused_k.max())
     out = torch.empty_like(q)  # caches are [pages, page_size, heads, dim]
     for row, (a, b) in enumerate(zip(cu_seqlens_q[:-1], cu_seqlens_q[1:])):
         used = page_table[row, : -(-int(seqused_k[row]) // k_cache.shape[1])].long()

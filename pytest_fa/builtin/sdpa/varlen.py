@@ -24,7 +24,7 @@ def forward(  # noqa: PLR0913  # an argument for each part of attention
     cu_seqlens_q: torch.Tensor,  # [batch + 1] int32
     cu_seqlens_k: torch.Tensor | None = None,
     max_seqlen_q: int,
-    max_seqlen_k: int | None = None,
+    max_seqlen_k: int,
     seqlens_q: torch.Tensor | None = None,  # noqa: ARG001  # which a call with starts does not have
     seqlens_k: torch.Tensor | None = None,  # [batch] int32, beside pages
     block_table: torch.Tensor | None = None,  # [batch, n] int32
@@ -45,10 +45,9 @@ def forward(  # noqa: PLR0913  # an argument for each part of attention
     else:
         k, v = (cache.transpose(1, 2) for cache in (k, v))
         words |= {"seqused_k": seqlens_k, "block_table": block_table.clamp(0, k.shape[0] - 1)}
-        max_seqlen_k = block_table.shape[1] * k.shape[1]
     if missing := words.keys() - known:
         raise UnsupportedCase(f"varlen_attn of torch {torch.__version__} has no {', '.join(sorted(missing))}")
-    longest = (max_seqlen_q, max_seqlen_k or 0)
+    longest = (max_seqlen_q, max_seqlen_k)
     output: torch.Tensor = attend(q[0].transpose(0, 1), k, v, cu_seqlens_q, cu_seqlens_k, *longest, **words)
     return output.transpose(0, 1)[None]
 

@@ -147,7 +147,7 @@ def test_beside_pages_only_queries_lie_behind_one_another() -> None:
     """The cache keeps its lengths of keys."""
     _, placed = call_of("b4h4s5d8-fp16-kv2-sk150-var2-page16-thd-seed0")
     assert {*placed.extra} == {"cu_seqlens_q", "seqlens_k", "block_table"}
-    assert (placed.q.shape, placed.k.shape[2], placed.word("max_seqlen_k")) == ((1, 4, 20, 8), 16, None)
+    assert (placed.q.shape, placed.k.shape[2], placed.word("max_seqlen_k")) == ((1, 4, 20, 8), 16, 150)
 
 
 def test_a_right_function_is_right_in_all_that_it_claims(variant_of: VariantOf) -> None:

@@ -157,7 +157,7 @@ def test_sequences_behind_one_another_have_their_starts(bound: Bound) -> None:
     cache = [torch.zeros(9, 2, 16, 8).half() for _ in range(2)]
     table = torch.zeros(2, 3, dtype=torch.int32)
     paged: dict[str, Any] = {"cu_seqlens_q": starts(0, 1, 3), "seqlens_k": starts(4, 40), "block_table": table}
-    bound.forward(q, *cache, scale=1.0, out=out, max_seqlen_q=2, **paged)
+    bound.forward(q, *cache, scale=1.0, out=out, max_seqlen_q=2, max_seqlen_k=40, **paged)
     args = bound.last()
     assert (args.features, args.batch, args.seq_k) == (512 | 1024 | 4096, 2, 48)
     assert args.k_stride.batch == 2 * 16 * 8
