@@ -101,7 +101,7 @@ def test_a_copied_baseline_ends_the_run(project: Project) -> None:
     shutil.copytree(BUILTIN / "sdpa", project.folder / "kernels" / "sdpa_flash")
     result = project.run_here("--collect-only", "--fa-variant=mine", "--fa-gate=0.95")
     copy = project.folder / "kernels" / "sdpa_flash" / "variant.yaml"
-    names = [name for name in discover(()).variants if name.startswith("sdpa")]
+    names = [name for name, variant in discover(()).variants.items() if variant.folder.endswith("sdpa")]
     sentences = [
         f"variant '{name}' of {copy} has the name of a built-in variant ({BUILTIN}/sdpa/variant.yaml), which is "
         f"reserved; rename yours {RENAME}"
