@@ -74,6 +74,19 @@ def padded(
     return rows[0][:, numbers.clamp_max(rows.shape[2] - 1)].transpose(0, 1)
 
 
+def write_rows(
+    out: torch.Tensor,  # [1, heads, rows] or with a further axis, sequences behind one another
+    result: torch.Tensor,  # [batch, heads, longest] or with a further axis
+    starts: torch.Tensor,  # [batch + 1]
+) -> None:
+    """Write the rows of each sequence; those behind the last one stay.  The CPU waits for nothing."""
+    row = torch.arange(out.shape[2], device=out.device, dtype=starts.dtype)
+    sequence = (torch.searchsorted(starts, row, right=True) - 1).clamp_max(len(result) - 1)  # [rows]
+    own = result[sequence, :, (row - starts[sequence]).clamp_max(result.shape[2] - 1)].transpose(0, 1)
+    is_own = (row < starts[-1]).view(-1, *[1] * (out.dim() - 3))
+    out[0].copy_(torch.where(is_own, own, out[0]))
+
+
 def attention(  # noqa: C901, PLR0913, PLR0915  # an argument and a condition for each part of attention
     q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
@@ -196,9 +209,7 @@ def forward(  # noqa: PLR0913  # four arguments for sequences behind one another
     queries = padded(q, cu_seqlens_q, max_seqlen_q)
     rows_of = None if lse is None else queries.new_empty(queries.shape[:3], dtype=torch.float32)
     result = attention(queries, k, v, lse=rows_of, **words)
-    is_own = torch.arange(max_seqlen_q, device=q.device) < of_queries[:, None]  # [batch, max_seqlen_q]
-    count = int(cu_seqlens_q[-1])
-    out[0, :, :count] = result.transpose(0, 1)[:, is_own]
+    write_rows(out, result, cu_seqlens_q)
     if lse is not None and rows_of is not None:
-        lse[0, :, :count] = rows_of.transpose(0, 1)[:, is_own]
+        write_rows(lse, rows_of, cu_seqlens_q)
     return out

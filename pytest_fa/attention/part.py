@@ -321,7 +321,7 @@ class Part:
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     # Words that each call passes, also of a plain case.  Others are passed only if a case has the part.
     always: ClassVar[tuple[str, ...]] = ()
-    # Words that a function need not take, since others say the same, or more than it must know.
+    # Words that a function may leave out.
     hints: ClassVar[tuple[str, ...]] = ()
 
     def arguments(self, case: Shape) -> Mapping[str, Any]:

@@ -60,7 +60,7 @@ class Thd(Part):
         "thd_tile_written_whole": ("max", False),
         "thd_writes_past": ("rows past", True),
         "thd_lse_of_longest": ("lse", True),
-        "thd_kept_starts": ("new_lengths", False),  # on a GPU, replays on other data fail, too
+        "thd_kept_starts": ("new_lengths", True),
     }
     selftest_shapes = ("b9h4s129d64-fp16-causal_br-kv2-var2-thd", "b9h4s65d64-fp16-kv2-var3-page16-thd")
 

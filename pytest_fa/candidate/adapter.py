@@ -34,7 +34,7 @@ def adapted(
         {word: part for word, part in of.items() if call.passes(word)} for of in (parts.words(), parts.made_words())
     )
     has_batch = call.layout != "thd"
-    of_keys = [word for word in passed if word in parts.tensor_words() and parts.tensor_form(word).vector == "rows"]
+    new_rows = [word for word in passed if word in parts.tensor_words() and parts.tensor_form(word).vector == "rows"]
     axes_of_batch = {name: part.row_axes(conventions).index(0) for name, part in parts.outputs().items()}
     in_layout = _keys_in_layout if any(parts.is_table(word) for word in passed) else _in_layout_alone
 
@@ -57,7 +57,7 @@ def adapted(
         values |= {"scale": scale}
         for word, part in passed.items():
             values[word] = part.passed(word, words.get(word, part.plain_argument(word)), conventions)
-        values |= {word: _in_layout(word, words[word], call) for word in of_keys if words.get(word) is not None}
+        values |= {word: _in_layout(word, words[word], call) for word in new_rows if words.get(word) is not None}
         known = {**words, "q": q, "k": k, "v": v}
         values |= {word: part.made(word, known, conventions) for word, part in made.items()}
         for name, axis in axes_of_batch.items():

@@ -34,8 +34,7 @@ def forward(  # noqa: PLR0913  # an argument for each part of attention
     Raises `UnsupportedCase` for what the `varlen_attn` of this torch does not have.
     """
     words: dict[str, Any] = {} if math.isclose(scale, q.shape[3] ** -0.5) else {"scale": scale}
-    attend = _varlen_attn()
-    known = {*inspect.signature(attend).parameters}
+    attend, known = _varlen_attn()
     if causal == "bottom_right":
         words |= {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
     if q.shape[1] != k.shape[1]:
@@ -44,7 +43,7 @@ def forward(  # noqa: PLR0913  # an argument for each part of attention
         k, v = (rows[0].transpose(0, 1) for rows in (k, v))
     else:
         k, v = (cache.transpose(1, 2) for cache in (k, v))
-        words |= {"seqused_k": seqlens_k, "block_table": block_table.clamp(0, k.shape[0] - 1)}
+        words |= {"seqused_k": seqlens_k, "block_table": block_table}
     if missing := words.keys() - known:
         raise UnsupportedCase(f"varlen_attn of torch {torch.__version__} has no {', '.join(sorted(missing))}")
     longest = (max_seqlen_q, max_seqlen_k)
@@ -53,10 +52,10 @@ def forward(  # noqa: PLR0913  # an argument for each part of attention
 
 
 @functools.cache
-def _varlen_attn() -> Callable[..., Any]:
-    """Torch's function.  Raises `UnsupportedCase` if this torch has none."""
+def _varlen_attn() -> tuple[Callable[..., Any], frozenset[str]]:
+    """Torch's function and its parameters.  Raises `UnsupportedCase` if this torch has none."""
     try:
         from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  # older releases lack it
     except ImportError:
         raise UnsupportedCase(f"torch {torch.__version__} has no varlen_attn") from None
-    return varlen_attn
+    return varlen_attn, frozenset(inspect.signature(varlen_attn).parameters)

@@ -46,7 +46,11 @@ def forward(
         out = torch.zeros_like(q[..., : v.shape[3]])
     store(FAULT, out[0].transpose(0, 1), result.transpose(1, 2), cu_seqlens_q)
     if lse is not None:
-        starts = torch.arange(len(cu_seqlens_q)) * max_seqlen_q if FAULT == "thd_lse_of_longest" else cu_seqlens_q
+        starts = (
+            torch.arange(len(cu_seqlens_q), device=q.device) * max_seqlen_q
+            if FAULT == "thd_lse_of_longest"
+            else cu_seqlens_q
+        )
         store("NONE", lse[0].transpose(0, 1), rows_of_lse.transpose(1, 2), starts, cu_seqlens_q.diff())
     return out
 
@@ -73,16 +77,20 @@ def sequences(tensor, starts, longest):
 
 
 def store(FAULT, out, result, starts, lengths=None):
-    """Write [batch, longest, ...] into [rows, ...], the sequences behind one another; the last one first."""
+    """Write [batch, longest, ...] into [rows, ...], the sequences behind one another; of two, the first one counts."""
     lengths = starts.diff() if lengths is None else lengths
-    for batch in reversed(range(len(lengths) - (FAULT == "thd_last_sequence_lost"))):
-        start, count = int(starts[batch]), int(lengths[batch])
-        if FAULT == "thd_tile_written_whole":
-            count = min((count + TILE - 1) // TILE * TILE, result.shape[1])
-        rows = out[start : start + count]
-        rows.copy_(result[batch, : len(rows)])
+    if FAULT == "thd_last_sequence_lost":
+        lengths = torch.cat([lengths[:-1], torch.zeros_like(lengths[-1:])])
+    if FAULT == "thd_tile_written_whole":
+        lengths = ((lengths + TILE - 1) // TILE * TILE).clamp_max(result.shape[1])
+    row = torch.arange(len(out), device=out.device)
+    covers = (row >= starts[:-1, None]) & (row < (starts[:-1] + lengths)[:, None])  # [batch, rows]
+    sequence = covers.int().argmax(0)
+    own = result[sequence, (row - starts[sequence]).clamp(0, result.shape[1] - 1)]
+    of_row = (-1, *[1] * (out.dim() - 1))
+    out.copy_(torch.where(covers.any(0).view(of_row), own, out))
     if FAULT == "thd_writes_past":
-        out[int(starts[-1]) :] = 0
+        out.masked_fill_((row >= starts[-1]).view(of_row), 0)
 
 
 def attend(  # noqa: C901  # a line for each part
@@ -118,7 +126,7 @@ def attend(  # noqa: C901  # a line for each part
         k, v = dequantised(FAULT, k, v, k_scale, v_scale)
     if block_table is not None:
         page_size = k.shape[2]
-        k, v, seqlens_k = gather(FAULT, k, v, block_table, seqlens_k)
+        k, v, seqlens_k = gather(FAULT, q, k, v, block_table, seqlens_k)
     group, is_bshd = q.shape[1] // k.shape[1], q.stride(1) < q.stride(2)
     attn_bias, attn_mask = (padded(each, k.shape[2]) for each in (attn_bias, attn_mask))
     bias, mask = (read(FAULT, *each, group, is_bshd=is_bshd) for each in (("bias", attn_bias), ("mask", attn_mask)))
@@ -247,11 +255,11 @@ def padded(tensor, keys):
     return torch.nn.functional.pad(tensor, (0, keys - tensor.shape[3]))
 
 
-def gather(FAULT, k, v, table, lengths):
+def gather(FAULT, q, k, v, table, lengths):
     """Return K and V of all sequences, [batch, kv_heads, n * page_size, dim], and the numbers of keys."""
     pages, _, size, _ = k.shape
     if FAULT == "pages_kept":
-        table = KEPT.setdefault((table.data_ptr(), table.shape), table.clone())
+        table = KEPT.setdefault((table.data_ptr(), table.shape, q.shape, k.shape), table.clone())
     changes = {
         "pages_of_next": lambda: table.roll(-1, 0),
         "pages_of_first": lambda: table[:1].expand_as(table),
