@@ -1,4 +1,4 @@
-"""The C interface of `include/fa_forward.h`: the fields of its struct in order, and the codes of values.
+"""The C interfaces of `include/`: the fields of their structs in order, and the codes of values.
 
 A part that adds a field to the struct adds it here, to the header, to the binding and to `candidate/cuda_forward.py`.
 """
@@ -74,6 +74,22 @@ FIELDS: tuple[tuple[str, FieldKind], ...] = (
     ("k_new_stride", "strides"),
     ("v_new_stride", "strides"),
 )
+# `FaBackwardArgs`
+BACKWARD_FIELDS: tuple[tuple[str, FieldKind], ...] = (
+    ("struct_size", "uint64"),
+    ("forward", "pointer"),
+    ("dout", "pointer"),
+    ("dlse", "pointer"),
+    ("dq", "pointer"),
+    ("dk", "pointer"),
+    ("dv", "pointer"),
+    ("dout_stride", "strides"),
+    ("dq_stride", "strides"),
+    ("dk_stride", "strides"),
+    ("dv_stride", "strides"),
+)
+# The words of a backward call besides those of its forward pass.
+OF_BACKWARD = frozenset(("dout", "dlse", "forward_out", "forward_lse"))
 # The bits of `features`, of the fields that a kernel reads only if the bit is set: `FaFeature`.
 FEATURES = {
     "softcap": 1,

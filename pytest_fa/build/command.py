@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pytest_fa.build.flag_list import unlisted_flags
+from pytest_fa.build.interface import FORWARD, Interface, interface_of
 from pytest_fa.build.keys import KEY_SCHEMA, PACKAGE, Dependency, digest, file_hash
 from pytest_fa.build.lookups import CompiledFrom, LookupReader, default_folders, search_path
 from pytest_fa.build.side_by_side import DEVICE, FATBIN, SEPARATOR
@@ -28,7 +29,7 @@ from pytest_fa.errors import ToolchainError
 GENERATED = "generated"
 FFI_DISTRIBUTION = "apache-tvm-ffi"
 INCLUDE = PACKAGE / "include"
-BINDING = PACKAGE / "build" / "binding.cpp"
+BINDINGS = PACKAGE / "build"
 SIDE_BY_SIDE = PACKAGE / "build" / "side_by_side.py"
 
 OBJECT = "kernel.o"
@@ -249,13 +250,13 @@ def read_inputs(variant: Variant, arch: Target, toolchain: Toolchain, staged: Pa
     return searched.inputs(read_dependencies(staged), staged, portable)
 
 
-def binding_job(toolchain: Toolchain) -> list[str]:
-    """Return the command that compiles the shared binding.  If it fails, no part of the object remains."""
-    return ["sh", "-c", '"$@" || { rm -f binding.o; exit 1; }', "sh", *binding_command(toolchain)]
+def binding_job(toolchain: Toolchain, interface: Interface) -> list[str]:
+    """Return the command that compiles a shared binding.  If it fails, no part of the object remains."""
+    return ["sh", "-c", '"$@" || { rm -f binding.o; exit 1; }', "sh", *binding_command(toolchain, interface)]
 
 
-def binding_command(toolchain: Toolchain) -> list[str]:
-    """Return the compiler's command for the shared binding, which must run in its own staging folder."""
+def binding_command(toolchain: Toolchain, interface: Interface) -> list[str]:
+    """Return the compiler's command for a shared binding, which must run in its own staging folder."""
     return [
         toolchain.host_compiler,
         "-std=c++17",
@@ -265,7 +266,7 @@ def binding_command(toolchain: Toolchain) -> list[str]:
         f"-I{toolchain.home}/include",
         f"-I{ffi_folder()}/include",
         "-c",
-        str(BINDING),
+        str(BINDINGS / interface.binding),
         "-o",
         "binding.o",
     ]
@@ -274,7 +275,11 @@ def binding_command(toolchain: Toolchain) -> list[str]:
 def request_parts(variant: Variant, arch: Target) -> list[object]:
     """Return what the request key covers: flags, definitions, instantiations, names, the binding's source."""
     headers = [defines_header(variant), instantiations_header(variant)]
-    return [KEY_SCHEMA, [compile_flags(variant, arch), headers, variant.entry.source], _binding_contents()]
+    return [
+        KEY_SCHEMA,
+        [compile_flags(variant, arch), headers, variant.entry.source],
+        _binding_contents(interface_of(variant)),
+    ]
 
 
 def toolchain_key(toolchain: Toolchain) -> str:
@@ -287,13 +292,15 @@ def compiler_environment() -> dict[str, str]:
     return {name: value for name in COMPILER_ENVIRONMENT if (value := os.environ.get(name))}
 
 
-def binding_key(toolchain: Toolchain) -> str:
-    """Return the key of the compiled binding."""
-    return digest([KEY_SCHEMA, _HOST_FLAGS, toolchain_key(toolchain), _binding_contents()])
+def binding_key(toolchain: Toolchain, interface: Interface) -> str:
+    """Return the key of a compiled binding."""
+    return digest([KEY_SCHEMA, _HOST_FLAGS, toolchain_key(toolchain), _binding_contents(interface)])
 
 
-def _binding_contents() -> list[str]:
-    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in (BINDING, INCLUDE / "fa_forward.h")]
+def _binding_contents(interface: Interface) -> list[str]:
+    headers = dict.fromkeys((FORWARD.header, interface.header))
+    paths = (BINDINGS / "binding.h", BINDINGS / interface.binding, *(INCLUDE / name for name in headers))
+    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
 
 
 def _gencode(arch: Target) -> str:

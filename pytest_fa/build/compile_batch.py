@@ -37,6 +37,7 @@ from pytest_fa.build.compile_errors import compile_error, lacks_entry
 from pytest_fa.build.early_disassembly import EarlyDisassembly, disassembling_early
 from pytest_fa.build.exports import entry_problem, workspace_problem
 from pytest_fa.build.flag_list import unlisted_flags
+from pytest_fa.build.interface import Interface, interface_of
 from pytest_fa.build.keys import digest, file_hash
 from pytest_fa.build.lookups import CompiledFrom
 from pytest_fa.build.machine_code import read_machine_code
@@ -55,6 +56,13 @@ MIN_FREE_BYTES = 2**20  # less than this is a full disk
 MAX_LOG_BYTES = 2**24  # ptxas figures of one build take a few kilobytes
 
 
+class Binding(NamedTuple):
+    """A shared binding: the compiler, and the interface that it binds."""
+
+    toolchain: Toolchain
+    interface: Interface
+
+
 def compile_units(units: list[Unit], cache: Path, say: Say, is_done: Callable[[Unit], None]) -> Outcomes:
     """Compile in a private staging folder, and publish each build as soon as it is compiled.
 
@@ -70,7 +78,7 @@ class _Batch:
     def __init__(self, units: list[Unit], stage: Path, cache: Path, say: Say, is_done: Callable[[Unit], None]) -> None:
         self._units, self._stage, self._cache, self._say, self._is_done = units, stage, cache, say, is_done
         self._started_ns, self._start = time.time_ns(), time.perf_counter()
-        self._bindings = {unit.toolchain for unit in units if recipe.needs_binding(unit.first)}
+        self._bindings = {_binding_of(unit) for unit in units if recipe.needs_binding(unit.first)}
         self._indices = {unit.title: index for index, unit in enumerate(units)}
         self._outcomes = dict[int, Future[Outcomes]]()
 
@@ -98,10 +106,10 @@ class _Batch:
             try:
                 run_jobs(stage, jobs, ended, plan.builds_at_once)
                 early.stop_looking()
-                problems = {toolchain: self._binding_problem(toolchain) for toolchain in self._bindings}
+                problems = {binding: self._binding_problem(binding) for binding in self._bindings}
                 for index, unit in enumerate(units):
                     if index not in self._outcomes:
-                        finish(index, problems.get(unit.toolchain))
+                        finish(index, problems.get(_binding_of(unit)))
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -118,17 +126,17 @@ class _Batch:
 
     def _publish_bindings(self) -> None:
         """Publish copies of the bindings that are compiled: builds of this batch are linked with the staged ones."""
-        for toolchain in self._bindings:
-            staged, target = self._stage / _binding_stage(toolchain), _binding_folder(self._cache, toolchain)
+        for binding in self._bindings:
+            staged, target = self._stage / _binding_stage(binding), _binding_folder(self._cache, binding)
             if (staged / "binding.o").is_file() and not (staged / PUBLISHED).exists():
                 copy = shutil.copytree(staged, staged.with_name(f"{staged.name}-copy"))
                 cached.publish_binding(copy, self._cache, target)
                 (staged / PUBLISHED).touch()
 
-    def _binding_problem(self, toolchain: Toolchain) -> str | None:
+    def _binding_problem(self, binding: Binding) -> str | None:
         """The compiler's output if the binding did not compile."""
-        staged = self._stage / _binding_stage(toolchain)
-        if cached.has_binding(self._cache, _binding_folder(self._cache, toolchain)):
+        staged = self._stage / _binding_stage(binding)
+        if cached.has_binding(self._cache, _binding_folder(self._cache, binding)):
             return None
         return f"the shared binding did not compile:\n{_log(staged)}"
 
@@ -136,24 +144,28 @@ class _Batch:
 # -- staging ----------------------------------------------------------------------------------------------------------
 
 
-def _binding_folder(cache: Path, toolchain: Toolchain) -> Path:
-    return cache / "binding" / binding_key(toolchain)
+def _binding_of(unit: Unit) -> Binding:
+    return Binding(unit.toolchain, interface_of(unit.first))
 
 
-def _binding_jobs(toolchains: set[Toolchain], stage: Path, cache: Path) -> list[CompileJob]:
+def _binding_folder(cache: Path, binding: Binding) -> Path:
+    return cache / "binding" / binding_key(*binding)
+
+
+def _binding_jobs(bindings: set[Binding], stage: Path, cache: Path) -> list[CompileJob]:
     """Return a job for each shared binding that a unit needs and that is not in the cache."""
     jobs = []
-    for toolchain in toolchains:
-        folder = _binding_stage(toolchain)
-        if not cached.has_binding(cache, _binding_folder(cache, toolchain)):
+    for binding in bindings:
+        folder = _binding_stage(binding)
+        if not cached.has_binding(cache, _binding_folder(cache, binding)):
             (stage / folder).mkdir()
-            jobs.append(CompileJob(folder, "binding.o", tuple(binding_job(toolchain)), "binding"))
+            jobs.append(CompileJob(folder, "binding.o", tuple(binding_job(*binding)), "binding"))
     return jobs
 
 
-def _binding_stage(toolchain: Toolchain) -> str:
+def _binding_stage(binding: Binding) -> str:
     """The name of the staging folder of a binding."""
-    return f"binding-{toolchain_key(toolchain)}"
+    return f"{Path(binding.interface.binding).stem}-{toolchain_key(binding.toolchain)}"
 
 
 def _stage_units(units: list[Unit], stage: Path, cache: Path, plan: recipe.ParallelPlan) -> list[CompileJob]:
@@ -161,10 +173,11 @@ def _stage_units(units: list[Unit], stage: Path, cache: Path, plan: recipe.Paral
     for index, unit in enumerate(units):
         folder = stage / str(index)
         folder.mkdir()
-        binding, after = _binding_folder(cache, unit.toolchain), None
-        if recipe.needs_binding(unit.first) and not cached.has_binding(cache, binding):
-            binding, after = Path("..") / _binding_stage(unit.toolchain), f"{_binding_stage(unit.toolchain)}/binding.o"
-        command = recipe.stage(unit.first, unit.arch, folder, unit.toolchain, binding, plan)
+        binding = _binding_of(unit)
+        linked, after = _binding_folder(cache, binding), None
+        if recipe.needs_binding(unit.first) and not cached.has_binding(cache, linked):
+            linked, after = Path("..") / _binding_stage(binding), f"{_binding_stage(binding)}/binding.o"
+        command = recipe.stage(unit.first, unit.arch, folder, unit.toolchain, linked, plan)
         jobs.append(CompileJob(str(index), LIBRARY, tuple(command), unit.title, after))
     return jobs
 
@@ -192,12 +205,12 @@ def _finish(finished: _Finished, cache: Path, binding_problem: str | None) -> Ou
     source = variant.entry.source
     if not (staged / LIBRARY).is_file():
         if binding_problem and recipe.needs_binding(variant):
-            return unit.failure(binding_problem, shlex.join(binding_command(toolchain)))
+            return unit.failure(binding_problem, shlex.join(binding_command(*_binding_of(unit))))
         return unit.failure(_compile_error(unit, staged), shlex.join(recipe.failed_command(variant, arch, toolchain)))
     compiled = staged / object_name(source)
     if not compiled.is_file():  # the compiler is a wrapper, or was told to keep its files elsewhere
         compiled = staged / LIBRARY
-    if recipe.needs_binding(variant) and (problem := workspace_problem(source, compiled)):
+    if recipe.needs_binding(variant) and (problem := workspace_problem(source, compiled, interface_of(variant))):
         return unit.failure(problem)
     inputs = recipe.inputs(variant, arch, toolchain, staged)
     if edited := _edited_since(inputs, variant, staged, finished.started_ns):
@@ -272,13 +285,13 @@ def _edited_since(inputs: CompiledFrom, variant: Variant, folder: Path, started_
 
 
 def _compile_error(unit: Unit, staged: Path) -> str:
-    """Return why a build failed.  If it lacks `fa_forward`, the source is compiled again to read what it exports."""
+    """Return why a build failed.  If it lacks its entry, the source is compiled again to read what it exports."""
     log = _log(staged)
     command = recipe.object_command(unit.first, unit.arch, unit.toolchain)
     if command and lacks_entry(log):
         run_jobs(staged, [CompileJob(".", OBJECT, tuple(command), unit.title)], lambda *_: None)
         if (staged / OBJECT).is_file():
-            return entry_problem(unit.first.entry.source, staged / OBJECT)
+            return entry_problem(unit.first.entry.source, staged / OBJECT, interface_of(unit.first))
     return compile_error(log, unit.arch)
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 
+from pytest_fa.build.interface import INTERFACES, Interface
 from pytest_fa.build.occupancy import multiprocessor
 from pytest_fa.build.resources import demangle
 from pytest_fa.catalog.variant import Target
 
-ENTRY_LINE = "FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) { ... }"
-WORKSPACE_LINE = "FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) { ... }"
-INCLUDE_LINE = '#include "fa_forward.h"'
 MAX_LINES = 60
 STATIC_SMEM_BYTES = 49_152  # what ptxas allows on an architecture that is not an `a` architecture
 
@@ -18,9 +16,8 @@ _CHATTER = r"ptxas info|\s+\d+ bytes stack frame|ptxas \.|FAILED: |ninja: build 
 _TOO_MUCH_SMEM = re.compile(
     r"Entry function '(\S+)' uses too much shared data \(0x([0-9a-f]+) bytes, 0x([0-9a-f]+) max"
 )
-_LINES = {"fa_forward": ENTRY_LINE, "fa_workspace_bytes": WORKSPACE_LINE}
 _CLASH = r'error: .*(?:"{0}"|return type alone\n.*\b{0}\b)'
-_NOT_INCLUDED = re.compile(r'error: .*(?:identifier "FaForwardArgs" is undefined|no storage class .*\n.*\bFA_EXPORT\b)')
+_NOT_INCLUDED = r'error: .*(?:identifier "{0.args}" is undefined|no storage class .*\n.*\bFA_EXPORT\b.*\b{0.entry}\b)'
 
 _NO_HEADER = re.compile(r"^(\S+?:\d+)(?::\d+)?: fatal error: (\S+): No such file or directory", re.MULTILINE)
 
@@ -37,8 +34,9 @@ def compile_error(log: str, arch: Target) -> str:
 
 
 def lacks_entry(log: str) -> bool:
-    """Whether the linker found no `fa_forward`."""
-    return re.search(r"undefined reference to .?fa_forward\b", log) is not None
+    """Whether the linker found no `fa_forward` or `fa_backward`."""
+    names = "|".join(interface.entry for interface in INTERFACES)
+    return re.search(rf"undefined reference to .?(?:{names})\b", log) is not None
 
 
 def _explanations(log: str, arch: Target) -> list[str]:
@@ -46,14 +44,24 @@ def _explanations(log: str, arch: Target) -> list[str]:
     sentences = [
         _smem_sentence(match[1], int(match[2], 16), int(match[3], 16), arch) for match in _TOO_MUCH_SMEM.finditer(log)
     ]
-    for name, line in _LINES.items():
-        if re.search(_CLASH.format(name), log):
-            sentences.append(f"{name} has another signature than fa_forward.h declares; write `{line}`")
+    for interface in INTERFACES:
+        sentences += _signature_sentences(log, interface)
     for place, header in _NO_HEADER.findall(log)[:1]:
         sentences.append(f"{place}: there is no {header}; name the folder that has it: `entry: {{include: [FOLDER]}}`")
-    if _NOT_INCLUDED.search(log):
-        sentences.append(f"the source does not include the interface; write `{INCLUDE_LINE}`")
+    for interface in INTERFACES:
+        if re.search(_NOT_INCLUDED.format(interface), log):
+            sentences.append(f"the source does not include the interface; write `{interface.include_line}`")
     return sentences
+
+
+def _signature_sentences(log: str, interface: Interface) -> list[str]:
+    """A sentence for each function whose arguments or result are others than those of the header."""
+    lines = {interface.entry: interface.entry_line, interface.workspace: interface.workspace_line}
+    return [
+        f"{name} has another signature than {interface.header} declares; write `{line}`"
+        for name, line in lines.items()
+        if re.search(_CLASH.format(name), log)
+    ]
 
 
 def _smem_sentence(mangled: str, needed_bytes: int, most_bytes: int, arch: Target) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from pytest_fa.build.compile_errors import ENTRY_LINE, WORKSPACE_LINE
+from pytest_fa.build.interface import Interface
 from pytest_fa.build.resources import demangle
 
 MAX_NAMES = 5
@@ -19,30 +19,30 @@ COLD = ".cold"  # the end of the name under which a compiler puts the rarely use
 STUB = "__device_stub__"  # nvcc makes a host function of this name for each kernel
 
 
-def entry_problem(source: str, object_file: Path) -> str:
-    """Return why the linker found no `fa_forward` in the compiled source, and the line to write."""
-    functions = _functions(object_file)
-    write = f"write `{ENTRY_LINE}`"
-    if name := _cpp_name("fa_forward", functions):
+def entry_problem(source: str, object_file: Path, interface: Interface) -> str:
+    """Return why the linker found no `fa_forward` or `fa_backward` in the compiled source, and the line to write."""
+    functions, entry = _functions(object_file), interface.entry
+    write = f"write `{interface.entry_line}`"
+    if name := _cpp_name(entry, functions):
         return (
-            f'{source} defines fa_forward as a C++ function ({name}), not as the C function; extern "C" is missing, '
-            f"it is in a namespace, or its arguments differ from those in fa_forward.h; {write}"
+            f'{source} defines {entry} as a C++ function ({name}), not as the C function; extern "C" is missing, '
+            f"it is in a namespace, or its arguments differ from those in {interface.header}; {write}"
         )
     visible = [name for name, binding in functions.items() if binding != "STB_LOCAL"]  # nvcc's own are local
     shown = [name for name in demangle(visible) if not name.startswith(STUB)][:MAX_NAMES]
     instead = f" (it defines: {', '.join(shown)})" if shown else ""
-    return f"{source} defines no function fa_forward{instead}; {write}"
+    return f"{source} defines no function {entry}{instead}; {write}"
 
 
-def workspace_problem(source: str, object_file: Path) -> str | None:
-    """Return why the `fa_workspace_bytes` of a compiled source would never be called, or None."""
-    functions = _functions(object_file)
-    name = _cpp_name("fa_workspace_bytes", functions)
-    if "fa_workspace_bytes" in functions or not name:
+def workspace_problem(source: str, object_file: Path, interface: Interface) -> str | None:
+    """Return why the function for the workspace of a compiled source would never be called, or None."""
+    functions, workspace = _functions(object_file), interface.workspace
+    name = _cpp_name(workspace, functions)
+    if workspace in functions or not name:
         return None
     return (
-        f"{source} defines fa_workspace_bytes as a C++ function ({name}), which is never called; the kernel would "
-        f"get no workspace; write `{WORKSPACE_LINE}`"
+        f"{source} defines {workspace} as a C++ function ({name}), which is never called; the kernel would "
+        f"get no workspace; write `{interface.workspace_line}`"
     )
 
 

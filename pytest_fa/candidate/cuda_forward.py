@@ -58,13 +58,13 @@ class CudaForward:
         code = CAUSAL_CODES.get(causal, UNKNOWN)
         words = (scale, code, q_descale, k_descale, v_descale, softcap, window_left, window_right)
         if others:
-            words = (*words, *_further(others))  # other calls do not pass them, so that they take no longer
+            words = (*words, *further(others))  # other calls do not pass them, so that they take no longer
         rows = lse if lse is None else lse.view(q.shape[:3])  # the binding knows one order of the axes
         try:
             if size := self._entry(q, k, v, out, rows, None, *words):  # nothing was launched
                 self._entry(q, k, v, out, rows, self._allocate(size, q.device), *words)
         except (ValueError, RuntimeError) as problem:
-            error = _translate_error(problem, q, k, self._library)
+            error = translate_error(problem, q, k, self._library)
         else:
             return out
         is_refused = isinstance(error, UnsupportedCase) or not q.is_cuda
@@ -96,14 +96,14 @@ class CudaForward:
         return int(self._workspace_bytes(q, k, v, out, scale, CAUSAL_CODES.get(causal, UNKNOWN), *features))
 
 
-def _further(words: dict[str, Any]) -> tuple[Any, ...]:
+def further(words: dict[str, Any]) -> tuple[Any, ...]:
     """The binding's last arguments.  Raises `TypeError` for a word that the binding lacks."""
     if unknown := words.keys() - {*FURTHER}:
         raise TypeError(f"the C interface has no {', '.join(sorted(unknown))}")
     return tuple(words.get(word) for word in FURTHER)
 
 
-def _translate_error(problem: Exception, q: torch.Tensor, k: torch.Tensor, library: str) -> Exception:
+def translate_error(problem: Exception, q: torch.Tensor, k: torch.Tensor, library: str) -> Exception:
     """The binding's exception as one of this package's; exceptions about arguments do not change."""
     text = str(problem).splitlines()[0] if str(problem) else repr(problem)
     if text.startswith("refused: "):

@@ -1,9 +1,9 @@
-// The shared binding for tensors on the CPU, beside an emulated kernel.
+// The shared BINDING for tensors on the CPU, beside an emulated kernel.
 #include <cuda_runtime_api.h>
 #include <tvm/ffi/c_api.h>
 
 #define kDLCUDA kDLCPU
-#include "binding.cpp"
+#include BINDING
 
 extern "C" {
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }

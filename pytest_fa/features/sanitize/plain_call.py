@@ -23,6 +23,7 @@ from pytest_fa.attention.dtypes import ELEMENT_BYTES
 from pytest_fa.attention.layout import Layout, strides
 from pytest_fa.attention.mask import VISIBLE
 from pytest_fa.build.command import ffi_folder
+from pytest_fa.build.interface import BACKWARD, FORWARD, Interface
 from pytest_fa.build.unchanged import require_unchanged
 from pytest_fa.catalog.case import Case
 from pytest_fa.errors import ChangedBuild, FaError, LaunchError, UnsupportedCase
@@ -35,6 +36,7 @@ DESCALE = 0.01  # of every number in 8 bits, which are below 448
 E4M3_SIGN, E4M3_NAN = 0x80, 0x7F
 EXPONENT_BITS = {"fp16": 0x7C00, "bf16": 0x7F80, "fp32": 0x7F800000}
 MESSAGE_BYTES = 512
+LSE = 8.0  # of every row of a backward call: so that no weight is large
 
 
 class Strides(ctypes.Structure):
@@ -58,6 +60,12 @@ class ForwardArgs(ctypes.Structure):
     """`FaForwardArgs` of `include/fa_forward.h`, with the same fields in the same order."""
 
     _fields_ = tuple((name, CTYPES[kind]) for name, kind in abi.FIELDS)
+
+
+class BackwardArgs(ctypes.Structure):
+    """`FaBackwardArgs` of `include/fa_backward.h`, with the same fields in the same order."""
+
+    _fields_ = tuple((name, CTYPES[kind]) for name, kind in abi.BACKWARD_FIELDS)
 
 
 PLAIN_SIZE = ForwardArgs.features.offset  # `FA_PLAIN_SIZE`
@@ -121,17 +129,55 @@ def call(case: Case, library: str) -> PlainResult:
         args.q_descale = cuda.upload(_descales(case.batch * case.heads))
         args.k_descale, args.v_descale = (cuda.upload(_descales(case.batch * case.kv_heads)) for _ in range(2))
     args.message, args.message_bytes = ctypes.addressof(message), MESSAGE_BYTES
-    if hasattr(build, "fa_workspace_bytes"):
-        build.fa_workspace_bytes.restype = ctypes.c_size_t
-        args.workspace_bytes = build.fa_workspace_bytes(ctypes.byref(args))
-        args.workspace = cuda.allocate(args.workspace_bytes)
-    status = build.fa_forward(ctypes.byref(args), None)
+    if case.computes == "gradients":
+        backward, written = _backward_call(case, args, counts, cuda, generator)
+        status = _launch(build, BACKWARD, backward, args, cuda)
+    else:
+        written = [(out, out_bytes)]
+        status = _launch(build, FORWARD, args, args, cuda)
     if status < 0:
         raise UnsupportedCase(message.value.decode(errors="replace") or "the kernel gave no reason")
     if status > 0:
-        raise LaunchError(f"fa_forward returned CUDA error {status}")
+        raise LaunchError(f"the kernel returned CUDA error {status}")
     cuda.synchronize()
-    return PlainResult(Outcome.OK, "", _count_not_finite(cuda.download(out, out_bytes), case.out_dtype))
+    not_finite = sum(_count_not_finite(cuda.download(*each), case.out_dtype) for each in written)
+    return PlainResult(Outcome.OK, "", not_finite)
+
+
+def _launch(
+    build: ctypes.CDLL, interface: Interface, passed: ctypes.Structure, args: ForwardArgs, cuda: CudaDriver
+) -> int:
+    """Call the function of an interface, with the workspace that it asks for in `args`; returns its status."""
+    if hasattr(build, interface.workspace):
+        workspace_bytes = build[interface.workspace]
+        workspace_bytes.restype = ctypes.c_size_t
+        args.workspace_bytes = workspace_bytes(ctypes.byref(passed))
+        args.workspace = cuda.allocate(args.workspace_bytes)
+    status: int = build[interface.entry](ctypes.byref(passed), None)
+    return status
+
+
+def _backward_call(
+    case: Case, args: ForwardArgs, counts: tuple[int, int, int], cuda: CudaDriver, generator: np.random.Generator
+) -> tuple[BackwardArgs, list[tuple[int, int]]]:
+    """The arguments of a backward call on random results of its forward pass, and where each gradient lies.
+
+    `counts` are the numbers of elements of q, k and v.
+    """
+    of_out, rows = math.prod(case.out_shape), case.batch * case.heads * case.seq_q
+    args.out = cuda.upload(_draw(generator, of_out, case.dtype))
+    args.lse = cuda.upload(np.full(rows, LSE, dtype=np.float32).tobytes())
+    backward = BackwardArgs(struct_size=ctypes.sizeof(BackwardArgs), forward=ctypes.addressof(args))
+    backward.dout, backward.dout_stride = cuda.upload(_draw(generator, of_out, case.dtype)), args.out_stride
+    if "dlse" in _words_of_tensors(case):
+        backward.dlse = cuda.upload(_draw(generator, rows, "fp32"))
+    written = []
+    for name, count in zip("qkv", counts, strict=True):
+        size_bytes = ELEMENT_BYTES[case.dtype] * count
+        written.append((cuda.allocate(size_bytes), size_bytes))
+        setattr(backward, f"d{name}", written[-1][0])
+        setattr(backward, f"d{name}_stride", getattr(args, f"{name}_stride"))
+    return backward, written
 
 
 def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
@@ -204,8 +250,9 @@ def _tensor_sizes(case: Case) -> dict[str, tuple[int, ...]]:
     """
     whole = (case.batch, case.heads, case.seq_q, case.seq_k)
     sizes: dict[str, tuple[int, ...]] = {}
-    for word, part in parts.tensor_words().items():
-        if not part.is_passed(word, case):
+    for word in _words_of_tensors(case):
+        part = parts.tensor_words()[word]
+        if word in abi.OF_BACKWARD:
             continue
         if word not in abi.TENSORS:
             raise UnsupportedCase(f"the C interface has no field for {word!r}")
@@ -215,6 +262,11 @@ def _tensor_sizes(case: Case) -> dict[str, tuple[int, ...]]:
             of_word = (*whole[:3], part.columns(word, case)) if parts.is_table(word) else whole
             sizes[word] = tuple(size if depends else 1 for size, depends in zip(of_word, axes, strict=True))
     return sizes
+
+
+def _words_of_tensors(case: Case) -> list[str]:
+    """The words of all tensors of parts that a call has."""
+    return [word for word, part in parts.tensor_words().items() if part.is_passed(word, case)]
 
 
 def _cache_dtype(case: Case) -> str:

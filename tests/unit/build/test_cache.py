@@ -410,7 +410,7 @@ def test_a_binding_that_does_not_compile_is_the_failure_of_the_build(
     with monkeypatch.context() as broken:
         broken.setattr(
             "pytest_fa.build.command.binding_command",
-            lambda _: ["sh", "-c", "echo part > binding.o; echo no luck; exit 1"],
+            lambda *_: ["sh", "-c", "echo part > binding.o; echo no luck; exit 1"],
         )
         message = unbuilt.failure()
     assert message.startswith("the shared binding did not compile: ")

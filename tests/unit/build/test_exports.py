@@ -14,6 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.build.compile_errors import compile_error
 from pytest_fa.build.exports import _functions, entry_problem
+from pytest_fa.build.interface import BACKWARD, FORWARD
 from tests.tiers import nightly_after
 
 if TYPE_CHECKING:
@@ -88,13 +89,13 @@ def compiled(tmp_path: Path) -> Path:
 def test_the_cold_part_of_a_function_is_no_function(compiled: Path) -> None:
     """A compiler puts rarely used code of a function under the name `<function>.cold`; no message has that name."""
     assert list(_functions(compiled)) == ["_Z10fa_forwardi"]
-    assert entry_problem("kernel.cu", compiled) == AS_CPP.replace("NAME", "fa_forward(int)")
+    assert entry_problem("kernel.cu", compiled, FORWARD) == AS_CPP.replace("NAME", "fa_forward(int)")
 
 
 def test_names_stay_mangled_without_a_demangler(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without c++filt, the message has the name of the symbol table."""
     monkeypatch.setattr("shutil.which", lambda _: None)
-    assert entry_problem("kernel.cu", compiled) == AS_CPP.replace("NAME", "_Z10fa_forwardi")
+    assert entry_problem("kernel.cu", compiled, FORWARD) == AS_CPP.replace("NAME", "_Z10fa_forwardi")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,52 @@ def test_what_a_compiler_error_means_is_said_first(workplace: Workplace, source:
     """Before the compiler's lines stands what the source must contain instead."""
     (workplace.folder / "kernel.cu").write_text(source, encoding="utf-8")
     assert f"{sentence} (tile for sm_80)" == workplace.failure().splitlines()[0]
+
+
+BACKWARD_ENTRY = "FA_EXPORT int fa_backward(const FaBackwardArgs* args, cudaStream_t stream)"
+BACKWARD_SOURCE = f"{BACKWARD.include_line}\n{BACKWARD_ENTRY}{BODY}"
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (
+            f"{INCLUDE}{ENTRY}{BODY}",
+            f"kernel.cu defines no function fa_backward (it defines: fa_forward); write `{BACKWARD.entry_line}`",
+        ),
+        (
+            f"{INCLUDE}{BACKWARD_ENTRY}{BODY}",
+            'the source does not include the interface; write `#include "fa_backward.h"`',
+        ),
+        (
+            f"{BACKWARD_ENTRY}{BODY}",
+            'the source does not include the interface; write `#include "fa_backward.h"`',
+        ),
+        (
+            f"{BACKWARD_SOURCE}size_t {BACKWARD.workspace}(int x) {{ return x; }}\n",
+            (
+                f"kernel.cu defines {BACKWARD.workspace} as a C++ function ({BACKWARD.workspace}(int)), which is never "
+                f"called; the kernel would get no workspace; write `{BACKWARD.workspace_line}`"
+            ),
+        ),
+    ],
+    ids=["a forward kernel", "the other header", "no header", "a workspace"],
+)
+def test_a_source_of_gradients_has_an_interface_of_its_own(workplace: Workplace, source: str, sentence: str) -> None:
+    """Its messages name the functions and the header of a backward kernel."""
+    workplace.write_manifest("computes: gradients\n")
+    (workplace.folder / "kernel.cu").write_text(source, encoding="utf-8")
+    assert f"{sentence} (tile for sm_80)" == workplace.failure().splitlines()[0]
+
+
+def test_gradients_have_a_binding_of_their_own(workplace: Workplace) -> None:
+    """The same cache has both bindings, and the library exports what Python calls."""
+    workplace.write_manifest("computes: gradients\n")
+    (workplace.folder / "kernel.cu").write_text(BACKWARD_SOURCE, encoding="utf-8")
+    exported = _functions(workplace.cache / workplace.build().library)
+    assert {"fa_backward", "__tvm_ffi_backward", "__tvm_ffi_backward_workspace_bytes"} <= set(exported)
+    assert "__tvm_ffi_forward" not in exported
+    assert len(list((workplace.cache / "binding").glob("*/binding.o"))) == 2
 
 
 def test_a_definition_without_extern_c_is_the_c_function(workplace: Workplace) -> None:

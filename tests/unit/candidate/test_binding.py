@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
 
-from pytest_fa.build.command import BINDING, binding_command, ffi_folder
-from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.candidate.cuda_forward import CudaForward
-from pytest_fa.errors import LaunchError, ToolchainError, UnsupportedCase
+from pytest_fa.errors import LaunchError, UnsupportedCase
 from pytest_fa.features.sanitize.plain_call import PLAIN_SIZE, ForwardArgs
-
-SOURCE = Path(__file__).with_name("binding_on_cpu.cpp")
 
 pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 
@@ -32,24 +26,11 @@ class Bound(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def bound(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Bound:
-    """Compile the binding with a kernel that keeps its arguments."""
-    folder = tmp_path_factory.mktemp("binding")
-    try:
-        toolchain = find_toolchain(shared_cache)
-    except ToolchainError:
-        pytest.skip("this machine has no CUDA compiler")  # the marker's check comes after this fixture
-    words = [word for word in binding_command(toolchain) if word != "-c"]
-    words[words.index(str(BINDING))] = str(SOURCE)
-    words[words.index("binding.o")] = str(folder / "kernel.so")
-    libraries = [f"-L{ffi_folder()}/lib", "-ltvm_ffi", f"-Wl,-rpath,{ffi_folder()}/lib"]
-    command = [*words, "-shared", "-Wall", "-Wextra", "-Werror", "-Wno-address", f"-I{BINDING.parent}", *libraries]
-    made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert made.returncode == 0, made.stderr
-    library = str(folder / "kernel.so")
-    forward = CudaForward(library, lambda size, _: torch.zeros(size, dtype=torch.uint8), "attention")
-    scores = CudaForward(library, lambda size, _: torch.zeros(size, dtype=torch.uint8), "scores")
-    plain = ctypes.CDLL(library)
+def bound(bound_library: str) -> Bound:
+    """The binding with a kernel that keeps its arguments."""
+    forward = CudaForward(bound_library, lambda size, _: torch.zeros(size, dtype=torch.uint8), "attention")
+    scores = CudaForward(bound_library, lambda size, _: torch.zeros(size, dtype=torch.uint8), "scores")
+    plain = ctypes.CDLL(bound_library)
     plain.last_args.restype = ctypes.POINTER(ForwardArgs)
     return Bound(forward, scores, lambda: plain.last_args().contents)
 

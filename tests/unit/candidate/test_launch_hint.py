@@ -53,7 +53,7 @@ def _message(monkeypatch: pytest.MonkeyPatch, error: str, sizes: tuple[int, int,
     batch, heads, kv_heads = sizes
     q = torch.empty(batch, heads, 16, 64, device="meta")
     k = torch.empty(batch, kv_heads, 77, 64, device="meta")
-    problem = cuda_forward._translate_error(RuntimeError(f"launch failed: {error}"), q, k, library)
+    problem = cuda_forward.translate_error(RuntimeError(f"launch failed: {error}"), q, k, library)
     assert isinstance(problem, LaunchError)
     return str(problem)
 
