@@ -29,8 +29,13 @@ def first_index(mask: torch.Tensor) -> Index | None:
 
 def location_text(bad: torch.Tensor, computes: Computes) -> str:
     """Which part of [batch, heads, seq_q, head_dim or seq_k] is bad, in words."""
+    return place_text(bad, AXES[computes])
+
+
+def place_text(bad: torch.Tensor, axes: tuple[str, str, str, str]) -> str:
+    """The same for a tensor whose four axes have these names."""
     parts = []
-    for axis, name in enumerate(AXES[computes]):
+    for axis, name in enumerate(axes):
         other_axes = tuple(each for each in range(4) if each != axis)
         is_bad = bad.any(dim=other_axes[0], keepdim=True)
         for other_axis in other_axes[1:]:
@@ -38,7 +43,7 @@ def location_text(bad: torch.Tensor, computes: Computes) -> str:
         indices = is_bad.flatten().nonzero().flatten().tolist()
         if len(indices) < bad.shape[axis]:
             parts.append(_span(name, indices, bad.shape[axis]))
-    return ", ".join(parts) or "every {}, {}, {} and {}".format(*AXES[computes])
+    return ", ".join(parts) or "every {}, {}, {} and {}".format(*axes)
 
 
 def _span(name: str, indices: list[int], size: int) -> str:

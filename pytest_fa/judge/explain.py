@@ -103,7 +103,7 @@ class WrongOutput(NamedTuple):
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Use one thread.  On a busy machine, threads that wait for each other make small operations 50 times slower."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -113,7 +113,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@_one_thread()
+@one_thread()
 def explain_attention(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding, ...] = ()) -> Explanation:
     """The known mistakes of attention that give a wrong output, which must be finite."""
     predictor, most = Predictor(inputs, wrong.truth, rounds), MAX_SCORES[wrong.out.device.type]
@@ -137,7 +137,7 @@ def explain_attention(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding
     return next(filter(None, (explain(wrong, predictor, fine) for explain in further)), Explanation())
 
 
-@_one_thread()
+@one_thread()
 def explain_scores(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding, ...] = ()) -> Explanation:
     """The known mistakes of scores that give a wrong output, which must be finite."""
     truth, selection = wrong.truth, Selection.all(inputs.q)
@@ -281,7 +281,7 @@ def _without_copies(out: torch.Tensor, survivors: list[MistakeResult]) -> list[M
     kept: list[MistakeResult] = []
     for survivor in survivors:
         result = survivor.truth.out
-        if not any(other.is_convention and _are_same(out, result, other.truth.out) for other in kept):
+        if not any(other.is_convention and are_same(out, result, other.truth.out) for other in kept):
             kept.append(survivor)
     return kept
 
@@ -292,7 +292,7 @@ def _best(out: torch.Tensor, survivors: list[MistakeResult]) -> tuple[str, ...]:
     for survivor in survivors:
         result = survivor.truth.out
         others = [other.truth.out for other in survivors if other is not survivor]
-        if all(_are_same(out, result, other) or _is_at(out, result, other, beyond=BEYOND) for other in others):
+        if all(are_same(out, result, other) or is_at(out, result, other, beyond=BEYOND) for other in others):
             kept[survivor.words] = None
     return tuple(kept)
 
@@ -304,7 +304,7 @@ def _explains(wrong: WrongOutput, result: Truth, selection: Selection) -> bool:
         return False
     return (
         bool(result.out.isfinite().all())
-        and _is_at(out, result.out, truth)
+        and is_at(out, result.out, truth)
         and check_output(out, result, wrong.policy).passed
     )
 
@@ -324,16 +324,16 @@ def _may_explain(wrong: WrongOutput, predictor: Predictor, mistake: Mistake, sel
     return rms(out.double() - result.out) <= allowed
 
 
-def _is_at(out: torch.Tensor, result: torch.Tensor, other: torch.Tensor, beyond: float = LARGEST_PART) -> bool:
+def is_at(out: torch.Tensor, result: torch.Tensor, other: torch.Tensor, beyond: float = LARGEST_PART) -> bool:
     """Whether an output is at `result` and not at `other` nor between them; and not `beyond` it, away from `other`."""
-    if _are_same(out, result, other):
+    if are_same(out, result, other):
         return False
     way = other - result
     part = float(((out.double() - result) * way).sum() / way.square().sum())
     return -beyond <= part <= LARGEST_PART
 
 
-def _are_same(out: torch.Tensor, result: torch.Tensor, other: torch.Tensor) -> bool:
+def are_same(out: torch.Tensor, result: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two results differ too little for the errors of the output to tell them apart."""
     difference = float((other - result).square().sum().sqrt())
     return difference == 0 or difference < SEPARATION * rms(out.double() - result)
@@ -355,11 +355,11 @@ def _selection(wrong: WrongOutput, most_scores: int, inputs: Inputs) -> Selectio
         batches = min(batch, 2, pairs)
         counts = batches, min(heads, pairs // batches), queries
         counts = *counts[:2], max(MIN_ROWS, most_scores // (counts[0] * counts[1] * keys))
-    indices = (_spread(*axis, wrong.out.device) for axis in zip(sizes, counts, places, strict=True))
+    indices = (evenly_spread(*axis, wrong.out.device) for axis in zip(sizes, counts, places, strict=True))
     return Selection(*indices)
 
 
-def _spread(size: int, count: int, worst: int, device: torch.device) -> torch.Tensor:
+def evenly_spread(size: int, count: int, worst: int, device: torch.device) -> torch.Tensor:
     """`worst` and up to `count` further indices below `size`: the first, the last and evenly spread ones."""
     if count >= size:
         return torch.arange(size, device=device)

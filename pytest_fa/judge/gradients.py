@@ -14,11 +14,13 @@ Each gradient is compared as an output is (`policies.same_precision`), with what
 
 - The size of a row, to which its error is in proportion, is that before dP and delta cancel (`row_size`).
 - A row may have 6 times its expected error (`row_factor`).  Simulated right kernels use 0.4 of that at most.
-- Where dP and delta cancel to nothing, the error of their float32 sums remains (`row_noise`).
+- Where dP and delta cancel to nothing, the error of their float32 sums and of exp(S - L) remains (`row_noise`).
+- Few numbers may make up a gradient, which the reference may round well by chance (`policies.same_precision`).
 - In a row of small numbers, P and dS are rounded to multiples of the smallest number of the dtype (`row_lost`).
 
-Right kernels use at most 0.9 of any bound.  Wrong ones use 2.0 (dQ summed in 16 bits over 2048 keys), 3.2 (P 1 % too
-large), 5.5 (one key lost in dQ) and others 8 or more (`tests/unit/judge/backward_kernels.py`).
+Right kernels use at most 0.9 of any bound, also on hard data (`gradient_data`).  Wrong ones use 1.9 (dQ summed in 16
+bits over 2048 keys), 2.9 (P 1 % too large), 5.5 (one key lost in dQ) and others 7 or more
+(`tests/unit/judge/backward_kernels.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import DLSE, DOUT, OUT
 from pytest_fa.attention.grouped_heads import key_heads
 from pytest_fa.attention.lse import exact_lse, finite
 from pytest_fa.attention.mistake import Positions
@@ -54,7 +57,8 @@ ROW_FACTOR = 6.0
 # The error of rounding the smallest numbers: half of that of fp16, and all that float32 may flush to zero.
 LOST = {torch.float16: 2.0**-25, torch.bfloat16: SMALLEST}
 BLOCK_SHARE = 16  # of the queries of a forward's block, because more tensors of its size live at once
-EXP_ROUNDINGS = 8  # of exp(sink - L) and of what it is multiplied with, besides those of its argument
+SLOPE_ERROR = 2.0**-15  # of 1 - tanh^2, if tanh is the GPU's fast one, with a relative error of 2^-16.5
+EXP_ROUNDINGS = 8  # of exp(S - L) and of what it is multiplied with, besides those of its argument
 DSINK = "dsink"
 OF_WORDS = {"attn_bias": "dbias", "sink": DSINK}  # gradients of tensors that only some calls have
 
@@ -154,6 +158,18 @@ def make_gradients(inputs: Inputs, upstream: Upstream, rounds: tuple[Rounding, .
     }
 
 
+def truth_of_gradients(inputs: Inputs, rounds: tuple[Rounding, ...] = ()) -> dict[str, Truth]:
+    """The truth of the gradients of a backward call that has the results of its forward pass."""
+    return make_gradients(inputs, upstream_of(inputs), rounds)
+
+
+def upstream_of(inputs: Inputs) -> Upstream:
+    """What a backward call with the results of its forward pass gets besides q, k and v."""
+    meant = inputs.meant()
+    dlse = meant.extra.get(DLSE)
+    return Upstream(meant.extra[OUT], meant.extra[DOUT], None if dlse is None else dlse[..., 0])
+
+
 def check_gradients(gradients: Mapping[str, torch.Tensor], truths: Mapping[str, Truth]) -> dict[str, Check]:
     """The verdict on each gradient of a kernel, by name."""
     return {name: check_output(gradients[name], truth, "same_precision") for name, truth in truths.items()}
@@ -170,8 +186,8 @@ def _truth_of(name: str, sums: Sums, dtype: torch.dtype, terms: int) -> Truth:
 
 def _sums_of(inputs: Inputs, upstream: Upstream, rounds: tuple[Rounding, ...]) -> dict[str, Sums]:
     """All gradients before they are rounded, from blocks of queries."""
-    readers, shapes = _readers(inputs), _shapes(inputs)
-    given = _without_padding(inputs, upstream)
+    readers, shapes = readers_of(inputs), _shapes(inputs)
+    given = without_padding(inputs, upstream)
     inputs = inputs.exact().meant()._replace(rounds=rounds)
     k, v = (repeated_heads(tensor, inputs.q) for tensor in (inputs.k, inputs.v))
     operands = Operands.of(k, v, inputs.scale, with_spread=False)
@@ -199,13 +215,15 @@ def _zeros(shape: tuple[int, ...], device: torch.device) -> Sums:
     return Sums(*(torch.zeros(size, dtype=torch.float64, device=device) for size in sizes))
 
 
-def _readers(inputs: Inputs) -> list[list[int]]:
+def readers_of(inputs: Inputs) -> list[list[int]]:
     """For each head of K and V of a call as it is given, the heads of Q that read it."""
-    of_queries = key_heads(inputs)
-    return [[head for head, own in enumerate(of_queries) if own == key] for key in range(inputs.k.shape[1])]
+    readers: list[list[int]] = [[] for _ in range(inputs.k.shape[1])]
+    for head, own in enumerate(key_heads(inputs)):
+        readers[own].append(head)
+    return readers
 
 
-def _without_padding(inputs: Inputs, upstream: Upstream) -> Given:
+def without_padding(inputs: Inputs, upstream: Upstream) -> Given:
     """O, dO and dL with zeros in rows that belong to no query."""
     out, dout, dlse = upstream
     dlse = out.new_zeros(out.shape[:3]) if dlse is None else dlse
@@ -232,11 +250,18 @@ def _block_of(inputs: Inputs, given: Given, operands: Operands, rows: slice) -> 
     dtype = inputs.output_dtype
     stored = weights.in_dtype(dtype)
     ds = changes.weighted(weights._replace(lost=stored.lost))
-    ds0 = ds.times(slope).in_dtype(dtype, max(1.0, 1 / abs(inputs.scale or SMALLEST)))  # also if it is scaled before
+    ds0 = ds.weighted(_of_slope(slope)) if inputs.word("softcap") else ds
+    ds0 = ds0.in_dtype(dtype, max(1.0, 1 / abs(inputs.scale or SMALLEST)))  # also if it is scaled before
     if of_sink is not None:
         of_out = _norm(dout * (torch.finfo(dtype).eps / 2 * out.abs()).clamp_min(LOST[dtype]))  # its roundings
         of_sink = less_delta._replace(noise=less_delta.noise.hypot(of_out)).weighted(of_sink)
     return Block(q, dout, stored, ds, ds0, of_sink)
+
+
+def _of_slope(slope: torch.Tensor) -> Terms:
+    """The derivative of the scores, with the error of 1 - tanh^2 where there is a soft cap."""
+    nothing, is_changed = torch.zeros_like(slope), slope != 1
+    return Terms(slope, slope, slope.abs(), nothing.masked_fill(is_changed, SLOPE_ERROR), nothing)
 
 
 def _weights(
@@ -244,21 +269,22 @@ def _weights(
 ) -> tuple[Terms, torch.Tensor, Terms | None]:
     """P, the derivative of the scores, and the weight of the sink, [batch, heads, rows, 1]; nothing is rounded yet."""
     sinks, products = parts.sinks(inputs, positions), scaled_scores(q, operands)
-    scores, slope = _scores(inputs._replace(rounds=()), products, positions)
+    scores, slope = scores_and_slope(inputs._replace(rounds=()), products, positions)
     lse = finite(exact_lse(scores, sinks))[..., None]
     p = stored = (scores - lse).exp()
+    noise = UNIT * (EXP_ROUNDINGS + scores.masked_fill(p == 0, 0.0).abs() + lse.abs()) * p
     if rounds := frozenset(inputs.rounds) & {"q", "s", "tanh"}:
         products = rounded_scores(q, operands, products.detach(), inputs.output_dtype, rounds)
-        stored = (_scores(inputs, products, positions)[0] - lse).exp()
+        stored = (scores_and_slope(inputs, products, positions)[0] - lse).exp()
     nothing = torch.zeros_like(lse)
-    weights = Terms(p, stored, p, UNIT * p, nothing)
+    weights = Terms(p, stored, p, noise, nothing)
     if sinks is None:
         return weights, slope, None
     p = (sinks - lse).exp()
     return weights, slope, Terms(p, p, p, UNIT * (EXP_ROUNDINGS + finite(sinks).abs() + lse.abs()) * p, nothing)
 
 
-def _scores(inputs: Inputs, products: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:
+def scores_and_slope(inputs: Inputs, products: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:
     """The scores of scaled products, -inf where a key is hidden, and the derivative of each."""
     with torch.enable_grad():
         products.requires_grad_()
@@ -305,4 +331,7 @@ def _gradients_of(block: Block, inputs: Inputs, k: torch.Tensor, readers: list[l
 
 def _of_key_heads(sums: Sums, readers: list[list[int]]) -> Sums:
     """The sums over the heads of q that share a head of k and v."""
-    return Sums(*(torch.stack([tensor[:, heads].sum(1) for heads in readers], 1) for tensor in sums))
+    if len(readers) == sums.exact.shape[1]:
+        return sums
+    heads = torch.tensor(readers, device=sums.exact.device)  # [kv_heads, heads of a group]
+    return Sums(*(tensor[:, heads].sum(2) for tensor in sums))

@@ -105,15 +105,15 @@ def half_sums(predictor: Predictor, selection: Selection, step: int = STEP) -> I
     remedy = "accumulate in float32"
     yield (
         f"P V is accumulated in {name}: {remedy}",
-        truth_of(_accumulated(exact.to(dtype).double(), v, dtype, step), sums),
+        truth_of(accumulated(exact.to(dtype).double(), v, dtype, step), sums),
     )
-    scores = _accumulated(
+    scores = accumulated(
         selection.of(inputs.q).double(), of_heads(inputs.k, inputs.q, selection).double().transpose(2, 3), dtype, step
     )
     p = predictor.weights_of(scores * inputs.scale, selection)
     remedy = f"{remedy}, or declare `rounds: [s]` if you mean S to be in {name}"
     yield f"Q K^T is accumulated in {name}: {remedy}", truth_of(p @ v, p.sum(-1, keepdim=True) + of_sinks)
-    products = _accumulated(p.to(dtype).double(), v, dtype, step)
+    products = accumulated(p.to(dtype).double(), v, dtype, step)
     yield f"Q K^T and P V are accumulated in {name}: {remedy}", truth_of(products, p.sum(-1, keepdim=True) + of_sinks)
 
 
@@ -133,7 +133,7 @@ def _partial_sums(p: torch.Tensor, v: torch.Tensor, keys: int, dtype: torch.dtyp
     return total
 
 
-def _accumulated(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype, step: int) -> torch.Tensor:
+def accumulated(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype, step: int) -> torch.Tensor:
     """The product of two matrices, whose sum is rounded after each `step` terms."""
     total = torch.zeros((*left.shape[:3], right.shape[3]), dtype=left.dtype, device=left.device)
     for start in range(0, left.shape[3], step):

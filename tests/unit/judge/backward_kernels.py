@@ -41,7 +41,6 @@ SHAPES = (
     "b2h2s40d64-{}-cap2-biash",
 )
 LARGE_SHAPES = ("b1h2s300d64-{}", "b1h2s300d128-{}-causal", "b1h2s1024d64-{}", "b1h2s1024d128-{}-causal")
-NOT_TINY = SHAPES[5:]
 # Cases that show mistakes.
 PLAIN = ("b1h2s64d64-{}", "b1h2s300d64-{}", "b1h2s300d64-{}-causal")
 CAUSAL = ("b1h2s64d64-{}-causal", "b1h2s300d128-{}-causal")
@@ -161,8 +160,7 @@ RIGHT = {
     "delta from P dP": Variant({"delta": lambda c: (c.p * c.dp).sum(-1, keepdim=True)}),
     "delta from exact O": Variant({"delta": lambda c: (c.dout * (c.p @ c.v)).sum(-1, keepdim=True)}),
     "dL subtracted from delta": Variant({"ds_of_scores": lambda c: c.p * (c.dp - (c.delta - c.dlse))}),
-    # In the sums of few rows or keys, and in an outlying channel, its two roundings may be more than the bound of one.
-    "dS from rounded P": Variant({"p_of_ds": lambda c: c.rounded(c.p)}, NOT_TINY, DATA[:3]),
+    "dS from rounded P": Variant({"p_of_ds": lambda c: c.rounded(c.p)}),  # two roundings, as some libraries have
     "dS scaled before it is rounded": Variant(
         {
             "dq": lambda c: c.product(c.rounded(c.scale * c.ds), c.k),
