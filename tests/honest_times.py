@@ -34,14 +34,15 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.errors import FaError, UsageProblem, suggestion
 from pytest_fa.gpu.device import open_device
-from pytest_fa.gpu.inputs import make_inputs
+from pytest_fa.gpu.inputs import Output, make_inputs
 from pytest_fa.host.client import Workers
 from pytest_fa.host.timing_lock import timing_lock
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.clocks import fresh_data
 from pytest_fa.judge.clocks.device_time import device_time
-from pytest_fa.judge.clocks.fresh_data import RANGE_BYTES, FreshData
+from pytest_fa.judge.clocks.fresh_data import FreshData
 from pytest_fa.judge.clocks.measure import l2_bytes
+from pytest_fa.judge.clocks.shifts import RANGE_BYTES
 from pytest_fa.options.options import default_cache
 from pytest_fa.records.agreement import CLOCK_US, WHOLE_SHARE, slope_limit_us
 from pytest_fa.records.built import Build
@@ -129,7 +130,7 @@ class Tally:
 class TakesTurns(FreshData):
     """Data of timed calls as they were before: sets of inputs, each with memory of its own, that take turns."""
 
-    def series(self, count: int, outs: list[torch.Tensor] | None = None) -> Series:
+    def series(self, count: int, outs: list[Output] | None = None) -> Series:
         """`count` calls, of which call i reads set i modulo `SETS`."""
         fresh = super().series(count, outs)
         q, k, v = (tensor.numel() for tensor in self._like[:3])

@@ -99,14 +99,21 @@ class LogSumExp(Part):
     # -- conventions ------------------------------------------------------------------------------------------------
 
     def convention_problem(self, key: str, variant: Any) -> str | None:  # `catalog.variant.Variant`
-        """Only a variant that returns it has a convention for it."""
-        if "lse" in variant.returns:
+        """Only a variant that returns it, or a backward pass, which gets it, has a convention for it."""
+        if "lse" in variant.returns or (variant.computes == "gradients" and not variant.entry.autograd):
             return None
         return f"returns is [{', '.join(variant.returns)}]; write `returns: [out, lse]`, or drop {key}"
 
     def row_axes(self, conventions: Mapping[str, str]) -> tuple[int, int, int]:
         """The order of the axes."""
         return ORDERS[conventions.get("lse_order", "bhs")]
+
+    def rows_given(self, rows: torch.Tensor, conventions: Mapping[str, str]) -> torch.Tensor:
+        """Natural logarithms, and -inf in rows without keys, as a kernel with these conventions has them."""
+        if conventions.get("lse") == "base2":
+            rows = rows / math.log(2)
+        empty = conventions.get("lse_empty")
+        return rows if empty is None else rows.masked_fill(rows == -math.inf, float(empty))
 
     def rows_meant(self, rows: torch.Tensor, exact: torch.Tensor, conventions: Mapping[str, str]) -> torch.Tensor:
         """Natural logarithms, and -inf in rows without keys."""
@@ -128,6 +135,8 @@ class LogSumExp(Part):
         return next(self._problems(variant), None)
 
     def _problems(self, variant: Any) -> Iterator[str]:  # `catalog.variant.Variant`
+        if variant.computes == "gradients":  # whose calls get it
+            return
         call, listed = variant.entry.call, f"[{', '.join(variant.returns)}]"
         wants_it = "lse" in variant.returns
         if wants_it and variant.computes == "scores":

@@ -126,11 +126,6 @@ _ROWS = {
         r"cu_?seq_?lens?|max_?seq_?lens?|indptr|jagged|(packed_)?var_?len",
         "hand over q, k and v with `layout: thd`",
     ),
-    "backward": UnjudgedKind(
-        "the backward pass is",
-        r"backward|bwd|d(o|out|q|k|v)|grad(ients?)?(_(out|output|q|k|v))?",
-        "judge the forward pass, and compare gradients with those of torch.autograd in a test of your own",
-    ),
     "int8": UnjudgedKind(
         f"a dtype besides {', '.join(DTYPES[:-1])} and {DTYPES[-1]} is",
         r"u?int(4|8)|fp(4|6)|nvfp4|mxfp\d|(fp8_|float8_)?e5m2(fnuz)?|f(p|loat)64|double|tf32|(kv|q|k|v|qk)_dtype",

@@ -113,10 +113,14 @@ class PartTensor(NamedTuple):
     it does not depend.  A call gets it with all four axes, with a stride of 0 where it does not depend on one; or as a
     vector along one axis.  A `table` is kept as [batch, 1, 1, columns], and a call gets [batch, columns].
     A `scale` or `starts` is made by `call_placed`, as the call gets it; so are `rows`, [batch, kv_heads, seq_q, dim].
+    One `like_out` is as the output.  One `per_query` is kept as [batch, heads, seq_q, 1], and a call gets [batch,
+    heads, seq_q].
     """
 
     dtype: str  # float32, int32, bool, or `q`: the dtype of q, and float32 if that is e4m3
-    vector: Literal["", "batch", "heads", "table", "scale", "starts", "rows"] = ""  # the axis of a vector, or see above
+    vector: Literal["", "batch", "heads", "table", "scale", "starts", "rows", "like_out", "per_query"] = (
+        ""  # the axis of a vector, or see above
+    )
     is_random: bool = True  # whether `fill` draws it; else `fixed` says what a case has
 
     @property
@@ -128,6 +132,11 @@ class PartTensor(NamedTuple):
     def is_made(self) -> bool:
         """Whether `call_placed` makes it."""
         return self.vector in ("scale", "starts", "rows")
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether its last axis has the columns of the part, not the keys."""
+        return self.vector in ("table", "like_out", "per_query")
 
 
 class CacheShape(NamedTuple):
@@ -352,7 +361,7 @@ class Part:
         raise NotImplementedError
 
     def columns(self, word: str, case: Shape) -> int:
-        """The number of columns of a table."""
+        """The length of the last axis of a tensor that `has_columns`."""
         raise NotImplementedError
 
     def plain_argument(self, word: str) -> Any:  # noqa: ARG002  # of the word's type

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pytest_fa.attention import (
     alibi,
     append,
+    backward,
     bias,
     cache_dtype,
     causal,
@@ -61,6 +62,7 @@ PARTS: list[Part] = [
     layout.PART,
     thd.PART,
     scores.PART,
+    backward.PART,
     e4m3.PART,
     lse.PART,
     splits.PART,

@@ -381,12 +381,12 @@ def _with_padding(inputs: Any, value_of: Any) -> Any:  # `gpu.inputs.Inputs`, a 
     of_queries, of_keys = inputs.word("seqlens_q"), inputs.word("seqlens_k")
     if of_keys is None:
         return inputs
-    k, v = (_behind(tensor, of_keys, value_of(inputs, tensor)) for tensor in (inputs.k, inputs.v))
-    q = inputs.q if of_queries is None else _behind(inputs.q, of_queries, value_of(inputs, inputs.q))
+    k, v = (behind(tensor, of_keys, value_of(inputs, tensor)) for tensor in (inputs.k, inputs.v))
+    q = inputs.q if of_queries is None else behind(inputs.q, of_queries, value_of(inputs, inputs.q))
     return inputs._replace(q=q, k=k, v=v)
 
 
-def _behind(tensor: torch.Tensor, lengths: torch.Tensor, value: float | torch.Tensor) -> torch.Tensor:
+def behind(tensor: torch.Tensor, lengths: torch.Tensor, value: float | torch.Tensor) -> torch.Tensor:
     """A copy of a tensor, [batch, heads, seq, dim], with a value at and behind the lengths, and with its strides."""
     copy = tensor.clone()  # which keeps the order of the axes
     for batch, length in enumerate(lengths.flatten().tolist()):

@@ -36,7 +36,7 @@ def adapted(
     has_batch = call.layout != "thd"
     new_rows = [word for word in passed if word in parts.tensor_words() and parts.tensor_form(word).vector == "rows"]
     axes_of_batch = {name: part.row_axes(conventions).index(0) for name, part in parts.outputs().items()}
-    in_layout = _keys_in_layout if any(parts.is_table(word) for word in passed) else _in_layout_alone
+    keys_in_layout = _keys_in_layout if any(parts.is_table(word) for word in passed) else _in_layout_alone
 
     def forward(
         q: torch.Tensor,
@@ -48,16 +48,16 @@ def adapted(
         **words: Any,  # noqa: ANN401  # values, tensors and further outputs
     ) -> torch.Tensor:
         if not passes_scale:
-            _require_default_scale(scale, q.shape[-1])
+            require_default_scale(scale, q.shape[-1])
         if passes_out and out is None:
             out = empty_output(q, k, v, computes)
-        values: dict[str, Any] = {"q": _in_layout("q", q, call)}
-        values |= {name: in_layout(name, each, call, words) for name, each in (("k", k), ("v", v))}
-        values |= {"out": _in_layout("out", out, call) if passes_out else None}
+        values: dict[str, Any] = {"q": in_layout("q", q, call)}
+        values |= {name: keys_in_layout(name, each, call, words) for name, each in (("k", k), ("v", v))}
+        values |= {"out": in_layout("out", out, call) if passes_out else None}
         values |= {"scale": scale}
         for word, part in passed.items():
             values[word] = part.passed(word, words.get(word, part.plain_argument(word)), conventions)
-        values |= {word: _in_layout(word, words[word], call) for word in new_rows if words.get(word) is not None}
+        values |= {word: in_layout(word, words[word], call) for word in new_rows if words.get(word) is not None}
         known = {**words, "q": q, "k": k, "v": v}
         values |= {word: part.made(word, known, conventions) for word, part in made.items()}
         for name, axis in axes_of_batch.items():
@@ -65,23 +65,24 @@ def adapted(
                 rows = empty_rows(name, q, conventions) if words.get(name) is None else words[name]
                 values[name] = rows if has_batch else rows.select(axis, 0)
         returned = function(
-            *(_value(argument, values) for argument in call.arguments),
-            **{name: _value(argument, values) for name, argument in call.keywords.items()},
+            *(value_of(argument, values) for argument in call.arguments),
+            **{name: value_of(argument, values) for name, argument in call.keywords.items()},
         )
         for name, axis in axes_of_batch.items():
             if (place := call.place_of(name)) is not None:
-                rows = _item(returned, place, call)
+                rows = item_of(returned, place, call)
                 keep_output(name, rows if has_batch else _with_batch(rows, axis), words.get(name), conventions)
         if passes_out:
             assert out is not None  # noqa: S101  # made above
             return out
         output = _select_output(returned, call)
-        return _swap_layout(output, call) if has_batch else output.transpose(0, 1)[None]
+        return swap_layout(output, call) if has_batch else output.transpose(0, 1)[None]
 
     return forward
 
 
-def _require_default_scale(scale: float, head_dim: int) -> None:
+def require_default_scale(scale: float, head_dim: int) -> None:
+    """Raise `UnsupportedCase` for a scale that a function without this argument does not use."""
     default = 1.0 / math.sqrt(head_dim)
     if not math.isclose(scale, default, rel_tol=1e-6):
         raise UnsupportedCase(
@@ -93,17 +94,17 @@ def _require_default_scale(scale: float, head_dim: int) -> None:
 def _keys_in_layout(name: str, tensor: torch.Tensor, call: Call, words: Mapping[str, Any]) -> torch.Tensor:
     """A view of k or v in the call's layout; of a cache in pages, in that of its memory."""
     cache: torch.Tensor | None = parts.passed_cache(tensor, words)
-    return _in_layout(name, tensor, call) if cache is None else cache
+    return in_layout(name, tensor, call) if cache is None else cache
 
 
 def _in_layout_alone(name: str, tensor: torch.Tensor, call: Call, _: Mapping[str, Any]) -> torch.Tensor:
     """The same for a function that gets no table, and therefore no cache."""
-    return _in_layout(name, tensor, call)
+    return in_layout(name, tensor, call)
 
 
-def _in_layout(name: str, tensor: Any, call: Call) -> torch.Tensor:  # noqa: ANN401  # a tensor: out was made
+def in_layout(name: str, tensor: Any, call: Call) -> torch.Tensor:  # noqa: ANN401  # a tensor: out was made
     """A view of `tensor` in the call's layout.  Raises `UnsupportedCase` if it must be contiguous and is not."""
-    view = _swap_layout(tensor, call)
+    view = swap_layout(tensor, call)
     if call.contiguous and not view.is_contiguous():
         raise UnsupportedCase(f"{name} is not contiguous in {call.layout}: strides {tuple(view.stride())}")
     return view
@@ -114,14 +115,14 @@ def _with_batch(rows: Any, axis: int) -> Any:  # noqa: ANN401  # a result of any
     return rows.unsqueeze(axis) if isinstance(rows, torch.Tensor) and axis <= rows.dim() else rows
 
 
-def _swap_layout(tensor: torch.Tensor, call: Call) -> torch.Tensor:
+def swap_layout(tensor: torch.Tensor, call: Call) -> torch.Tensor:
     """Swap heads and sequence if the call's layout has the heads last; in `thd`, there is no batch."""
     if call.layout == "thd":
         return tensor[0].transpose(0, 1)
     return tensor.transpose(1, 2) if call.layout == "bshd" else tensor
 
 
-def _value(argument: Argument, values: dict[str, Any]) -> Any:  # noqa: ANN401  # an argument of any type
+def value_of(argument: Argument, values: dict[str, Any]) -> Any:  # noqa: ANN401  # an argument of any type
     """The value of one argument: a constant, or what the manifest's word (`q`, `scale`, ...) names."""
     if isinstance(argument, Constant):
         return argument.constant
@@ -134,7 +135,7 @@ def _select_output(returned: Any, call: Call) -> torch.Tensor:  # noqa: ANN401  
     Raises `WrongResult`, caught by `entry`, if the output is not a tensor of four dimensions.
     """
     index = call.place_of("out")
-    out = returned if index is None else _item(returned, index, call)
+    out = returned if index is None else item_of(returned, index, call)
     if not isinstance(out, torch.Tensor):
         raise _wrong_return(f"the function returned {_describe(out)}, expected its output tensor; {_advice(out, call)}")
     if out.dim() != _dimensions(call):
@@ -143,7 +144,7 @@ def _select_output(returned: Any, call: Call) -> torch.Tensor:  # noqa: ANN401  
     return out
 
 
-def _item(returned: Any, index: int, call: Call) -> Any:  # noqa: ANN401  # a result of any type
+def item_of(returned: Any, index: int, call: Call) -> Any:  # noqa: ANN401  # a result of any type
     """Item `index` of a tuple or list that the function returned.  Raises `WrongResult`, caught by `entry`."""
     if not isinstance(returned, (tuple, list)) or index >= len(returned):
         words = call.returns if isinstance(call.returns, tuple) else ()

@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
+from pytest_fa.candidate.cuda_backward import CudaBackward
 from pytest_fa.candidate.cuda_forward import Allocate, CudaForward
 from pytest_fa.candidate.delegated import operators_of
 from pytest_fa.candidate.first_call import load_copy
 from pytest_fa.candidate.forward import Forward
 from pytest_fa.candidate.module import open_forward
-from pytest_fa.candidate.output import require_output
+from pytest_fa.candidate.output import written
 from pytest_fa.candidate.series import PreparedCalls, in_a_row, keywords_of
 from pytest_fa.errors import FaError
 from pytest_fa.gpu.device import give_memory_back, open_device, peak_bytes_of, synchronize
@@ -148,7 +149,7 @@ class Agent:
         return workspace[:size_bytes]
 
     def _workspace_bytes(self, call: CallViews) -> int:
-        if not isinstance(self._forward, CudaForward):
+        if not isinstance(self._forward, CudaForward | CudaBackward):
             return 0
         q, k, v, out = (self._tensor(view) for view in (call.q, call.k, call.v, call.out))
         return self._forward.workspace_bytes(q, k, v, out, **keywords_of(call, self._tensor))
@@ -171,7 +172,8 @@ class Agent:
         q, k, v, out = (self._tensor(view) for view in (call.q, call.k, call.v, call.out))
         # An output that is not requested is no keyword: a variant that does not return it has no such parameter.
         others: dict[str, Any] = {name: self._tensor(view) for name, view in call.outputs.items()}
-        return written(called(q, k, v, out=out, **keywords_of(call, self._tensor), **others), out)
+        result = called(q, k, v, out=out, **keywords_of(call, self._tensor), **others)
+        return written(result, (out, *others.values()))
 
     def _call(self, command: MakeCall) -> Done:
         self._disturb(command.before)
@@ -193,7 +195,7 @@ class Agent:
                 self._disturb(before)
             result = forward(q, k, v, out=out, **keywords, **other)
             if result is not out:
-                written(result, out)
+                written(result, (out, *other.values()))
         synchronize(self.device)
         return Done()
 
@@ -276,13 +278,6 @@ class Agent:
                 stream.flush()
         ctypes.CDLL(None).fflush(None)
         return Done()
-
-
-def written(result: object, out: torch.Tensor) -> torch.Tensor:
-    """Return `out`, into which a result that the function allocated is copied.  Raises `WrongResult`."""
-    if result is not out:
-        out.copy_(require_output(result, out).detach())
-    return out
 
 
 def _find_tools(device: torch.device) -> tuple[DeviceTools | None, str | None]:

@@ -18,11 +18,15 @@ from typing import Any
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import ARGUMENTS, GRADIENTS
+from pytest_fa.attention.backward import PART as BACKWARD
 from pytest_fa.attention.scores import Computes
 from pytest_fa.build.extension import MODULE_NAME
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.build.target import native_arch
 from pytest_fa.candidate.adapter import adapted
+from pytest_fa.candidate.backward import adapted_backward, backward_of, by_autograd
+from pytest_fa.candidate.cuda_backward import CudaBackward
 from pytest_fa.candidate.cuda_forward import Allocate, CudaForward
 from pytest_fa.candidate.forward import Forward
 from pytest_fa.candidate.more_outputs import taking_outputs
@@ -62,6 +66,8 @@ def load(name: str, *, kernels: str | Path | tuple[str | Path, ...] = "kernels",
     variant = selected[0]
     if isinstance(variant, BrokenVariant):
         raise ManifestError(variant.problem)
+    if variant.computes == "gradients":
+        raise UsageProblem(f"{name} computes gradients, which `load` cannot call; import its function, or judge it")
     forward = load_forward(variant, build_library(variant, cache or options.default_cache()))
     return forward if not variant.entry.context else _in_context(forward, variant)
 
@@ -96,7 +102,8 @@ def load_forward(
     """
     if variant.entry.kind == "python":
         function = _with_defines(_python_function(variant), variant)
-        if problem := signature_problem(function, variant.entry, variant.passed):
+        arguments = ARGUMENTS if variant.computes == "gradients" and not variant.entry.autograd else "qkv"
+        if problem := signature_problem(function, variant.entry, variant.passed, tuple(arguments)):
             raise FaError(f"{variant.name}: entry.target {variant.entry.target!r}: {problem}")
         forward = _adapt_if_declared(function, variant)
         return _translate_refusals(forward) if variant.entry.is_operator else forward
@@ -104,7 +111,29 @@ def load_forward(
         raise BuildError(f"{variant.name} has no library; build it first, for example with `build_library`")
     if variant.entry.kind == "torch":
         return _translate_refusals(_adapt_if_declared(_extension_function(variant, Path(library)), variant))
-    return CudaForward(library, allocate or Workspaces(), computes or variant.computes)
+    if variant.computes == "gradients":
+        return CudaBackward(library, allocate or Workspaces())
+    launched = CudaForward(library, allocate or Workspaces(), computes or variant.computes)
+    return _beside_gradients(launched) if computes == "gradients" else launched
+
+
+def _beside_gradients(launched: Forward) -> Forward:
+    """An empty kernel beside backward kernels: it gets the tensors of the forward pass, and writes nothing."""
+
+    def launch(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        out: torch.Tensor | None = None,
+        **words: Any,  # noqa: ANN401  # values and tensors
+    ) -> torch.Tensor:
+        own = {name: value for name, value in words.items() if name not in (*BACKWARD.words, *GRADIENTS)}
+        launched(q, k, v, scale=scale, out=words["forward_out"], **own)
+        return out  # type: ignore[return-value]  # each call of gradients has one
+
+    return launch
 
 
 @contextmanager
@@ -143,10 +172,20 @@ def _with_defines(function: Callable[..., Any], variant: Variant) -> Callable[..
 
 def _adapt_if_declared(function: Callable[..., Any], variant: Variant) -> Forward:
     """Adapt the function if the manifest has `entry.call` or further outputs; otherwise return it unchanged."""
+    if variant.computes == "gradients":
+        return _backward(function, variant)
     if variant.entry.call:
         return adapted(function, variant.entry.call, variant.computes, variant.conventions)
     outputs = tuple(name for name in parts.outputs() if name in variant.returns)
     return taking_outputs(function, outputs, variant.conventions) if outputs else function
+
+
+def _backward(function: Callable[..., Any], variant: Variant) -> Forward:
+    """The function as a callable of gradients."""
+    call = variant.entry.call
+    if variant.entry.autograd:
+        return by_autograd(adapted(function, call, "attention", variant.conventions) if call else function)
+    return adapted_backward(function, call, variant.conventions) if call else backward_of(function)
 
 
 def _translate_refusals(forward: Forward) -> Forward:

@@ -3,40 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from typing import Any
 
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import GRADIENTS, LIKE
 from pytest_fa.candidate.adapter import output_index
 from pytest_fa.errors import ENTRY, Tampering, WrongResult
 
 MAX_CHARACTERS = 60  # of a value that a message shows
 
 
-def require_output(out: object, like: torch.Tensor) -> torch.Tensor:
+class Returned(tuple[Any, ...]):
+    """What a backward function returned: dq, dk and dv."""
+
+    __slots__ = ()
+
+
+def written(result: object, outs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return the first of the outputs, into which results that the function allocated are copied.
+
+    `outs` are the output and further ones.  Only gradients are returned together (`Returned`).  Raises `WrongResult`.
+    """
+    if result is not outs[0]:
+        results = result if isinstance(result, Returned) else (result,)
+        names = GRADIENTS if isinstance(result, Returned) else ("out",)
+        for name, each, out in zip(names, results, outs, strict=False):
+            if each is not out:
+                out.copy_(require_output(each, out, name).detach())
+    return outs[0]
+
+
+def require_output(out: object, like: torch.Tensor, name: str = "out") -> torch.Tensor:
     """Return `out` if it is a plain tensor of the dtype and shape of `like`; raise `WrongResult` otherwise.
+
+    `name` is that of a gradient, or `out`.
 
     What is no tensor, such as a tuple, is caught by `entry`: no other case can be right either.  A subclass of
     torch.Tensor raises `Tampering`: it can compute when it is looked at, outside the timed call.
     """
+    title = "the output" if name == "out" else name
     if isinstance(out, torch.Tensor) and type(out) not in (torch.Tensor, torch.nn.Parameter):
         kind = f"{type(out).__module__}.{type(out).__qualname__}"
-        raise Tampering("output", f"the output is a {kind}, it must be a torch.Tensor and not a subclass of it")
+        raise Tampering("output", f"{title} is a {kind}, it must be a torch.Tensor and not a subclass of it")
     if not isinstance(out, torch.Tensor) or (out.shape, out.dtype) != (like.shape, like.dtype):
-        message = f"the output is {_described(out)}, it must be {like.dtype} {list(like.shape)}"
+        message = f"{title} is {_described(out)}, it must be {like.dtype} {list(like.shape)}"
         if isinstance(out, torch.Tensor):
-            message += _what_to_return(out, like)
+            message += _what_to_return(out, like, name)
         raise WrongResult("output" if isinstance(out, torch.Tensor) else ENTRY, message)
     return out
 
 
-def _what_to_return(out: torch.Tensor, like: torch.Tensor) -> str:
+def _what_to_return(out: torch.Tensor, like: torch.Tensor, name: str) -> str:
     """What to write if another dtype or layout is all that is wrong."""
+    verb = "write `return " if name == "out" else "return `"
     if out.shape == like.shape:
-        return " (write `return out.to(q.dtype)`)"
+        return f" ({verb}{name}.to(q.dtype)`)"
     batch, heads, rows, columns = like.shape
     if out.shape == (batch, rows, heads, columns):
-        return " (heads and queries are exchanged: write `return out.transpose(-3, -2)`)"
+        others = "keys" if name in LIKE else "queries"
+        return f" (heads and {others} are exchanged: {verb}{name}.transpose(-3, -2)`)"
     return ""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pytest_fa.candidate.forward import Forward
-from pytest_fa.candidate.output import require_output
+from pytest_fa.candidate.output import Returned, require_output, written
 from pytest_fa.errors import FaError
 from pytest_fa.gpu.device import synchronize
 from pytest_fa.gpu.device_tools import DeviceTools, NoDeviceTools
@@ -118,18 +118,22 @@ class PreparedSeries:
     ) -> None:
         first = series.first
         self._forward = forward
-        self._outs = [tensor(view) for view in series.outs]
-        self.results: list[Any] = list(self._outs)  # what the last call for each output returned
+        more_outs = {name: [tensor(view) for view in views] for name, views in series.more_outs.items()}
+        self._outs = [
+            (tensor(view), *(outs[slot] for outs in more_outs.values())) for slot, view in enumerate(series.outs)
+        ]
+        self.results: list[list[Any]] = [list(outs) for outs in self._outs]  # what the last call for each returned
         q, k, v, *more = (shifted_from(view) for view in (first.q, first.k, first.v, *_moved_views(series)))
         keywords = keywords_of(first, tensor)
         self._calls = []
         for (of_q, of_k, of_v, *of_more), slot in zip(series.shifts, series.out_of, strict=True):
             moved = {name: each[at] for name, each, at in zip(series.moved, more, of_more, strict=True)}
+            moved |= {name: outs[slot] for name, outs in more_outs.items()}
             self._calls.append(((q[of_q], k[of_k], v[of_v]), {**keywords, **moved} if moved else keywords, slot))
         self._next = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._cold_ends: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []  # of the calls of a cold graph
-        self._is_cpu = self._outs[0].device.type == "cpu"
+        self._is_cpu = self._outs[0][0].device.type == "cpu"
 
     def run(self, count: int) -> Done:
         """Make the first `count` calls and wait for them."""
@@ -216,20 +220,28 @@ class PreparedSeries:
     def _call_next(self) -> None:
         (q, k, v), keywords, slot = self._calls[self._next % len(self._calls)]
         self._next += 1
-        out = self._outs[slot]
+        out = self._outs[slot][0]
         result = self._forward(q, k, v, out=out, **keywords)
         if result is not out and not is_same_memory(result, out):
-            if self._is_cpu:
-                out.copy_(require_output(result, out).detach())
-            else:
-                self.results[slot] = result
+            self._keep(result, slot)
+
+    def _keep(self, result: object, slot: int) -> None:
+        """Keep results that the function allocated; on the CPU, copy them."""
+        if self._is_cpu:
+            written(result, self._outs[slot])
+            return
+        results = result if isinstance(result, Returned) else (result,)
+        for place, (each, out) in enumerate(zip(results, self._outs[slot], strict=False)):
+            if each is not out and not is_same_memory(each, out):
+                self.results[slot][place] = each
 
     def _allocated(self) -> tuple[Allocated | None, ...]:
-        """Where each output lies that the function allocated."""
-        synchronize(self._outs[0].device)
+        """Where each tensor of each output lies that the function allocated."""
+        synchronize(self._outs[0][0].device)
         return tuple(
             None if result is out else _place_of(require_output(result, out))
-            for result, out in zip(self.results, self._outs, strict=True)
+            for results, outs in zip(self.results, self._outs, strict=True)
+            for result, out in zip(results, outs, strict=True)
         )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import DOUT
+from pytest_fa.attention.backward import LINE as BACKWARD_LINE
 from pytest_fa.attention.layout import PART as LAYOUT
 from pytest_fa.attention.not_judged import recognised, written
 from pytest_fa.attention.pages import KV_CACHE
@@ -22,15 +24,23 @@ NAMES = {
     "v": ("v", "value", "v_cache", "value_cache"),
     "scale": ("scale", "softmax_scale", "sm_scale"),
     "out": ("out", "output", "o"),
+    "dq": ("dq", "grad_q", "grad_query"),
+    "dk": ("dk", "grad_k", "grad_key"),
+    "dv": ("dv", "grad_v", "grad_value"),
 }
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def signature_problem(function: Callable[..., Any], entry: Entry, passed: tuple[str, ...] = ("out",)) -> str | None:
+def signature_problem(
+    function: Callable[..., Any],
+    entry: Entry,
+    passed: tuple[str, ...] = ("out",),
+    arguments: tuple[str, ...] = ("q", "k", "v"),
+) -> str | None:
     """Return why a function does not accept the arguments that it gets, and the line to write, or None.
 
-    Without `entry.call`, it gets q, k, v and the keywords scale, those of each call, and `passed`.
+    Without `entry.call`, it gets `arguments` and the keywords scale, those of each call, and `passed`.
     A function without a readable signature, such as one of a C extension, is not compared.
     """
     try:
@@ -39,18 +49,21 @@ def signature_problem(function: Callable[..., Any], entry: Entry, passed: tuple[
         return None
     call = entry.call
     own = ("scale", *parts.always_passed(), *passed)
-    count, keywords = (3, own) if call is None else (len(call.arguments), tuple(call.keywords))
+    count, keywords = (len(arguments), own) if call is None else (len(call.arguments), tuple(call.keywords))
     try:
         signature.bind(*[None] * count, **dict.fromkeys(keywords))
     except TypeError as problem:
-        called = f"f({', '.join((*_arguments(call), *_keywords(call, own)))})"
-        answer = _answer(entry, list(signature.parameters.values()))
+        called = f"f({', '.join((*_arguments(call, arguments), *_keywords(call, own)))})"
+        answer = _answer(entry, list(signature.parameters.values()), gets_gradient=DOUT in arguments)
         return f"it is called as {called}, but its parameters are {signature}: {problem}; {answer}"
     return None
 
 
-def _answer(entry: Entry, parameters: list[inspect.Parameter]) -> str:
-    """What to write so that a function with these parameters can be called, and what of it is not judged."""
+def _answer(entry: Entry, parameters: list[inspect.Parameter], *, gets_gradient: bool) -> str:
+    """What to write so that a function with these parameters can be called, and what of it is not judged.
+
+    `gets_gradient` is whether it gets the gradient of the output.
+    """
     line = entry_line(entry, parameters)
     text = f"write in variant.yaml `{line}`"
     if "VALUE" in line:
@@ -58,6 +71,8 @@ def _answer(entry: Entry, parameters: list[inspect.Parameter]) -> str:
     if _takes(parameters, LAYOUT.made_words):
         text += "; and `layout: [packed], self_attention_only: true` in `supports`"
     required = [each for each in parameters if each.default is each.empty]
+    if _takes(required, (DOUT,)) and not gets_gradient:
+        text += f"; and {BACKWARD_LINE}"
     lengths, layout = ("both", "layout: [thd], ") if _takes(required, THD.tensors) else ("keys", "")
     if _takes(required, PAGES.words):
         sizes = "with the sizes of a page that the kernel takes"
@@ -154,8 +169,8 @@ def entry_line(entry: Entry, parameters: Iterable[inspect.Parameter]) -> str:
     return f'entry: {{target: "{entry.target}"{libraries}, call: {{{", ".join(call)}}}}}'
 
 
-def _arguments(call: Call | None) -> list[str]:
-    return ["q", "k", "v"] if call is None else [_shown(argument) for argument in call.arguments]
+def _arguments(call: Call | None, arguments: tuple[str, ...]) -> list[str]:
+    return [*arguments] if call is None else [_shown(argument) for argument in call.arguments]
 
 
 def _keywords(call: Call | None, own: tuple[str, ...]) -> list[str]:

@@ -162,41 +162,36 @@ class Case(msgspec.Struct, frozen=True):
     def flops_per_call(self) -> int:
         """The floating-point operations of the matrix products, counted for visible pairs only.
 
-        A product has 2 * heads * all_pairs * head_dim operations, with that of v in the second product.  Scores have
-        only the first one.
+        A product has 2 * heads * all_pairs * head_dim operations, with that of v in some of them.  Scores have one
+        product and attention two.  Gradients have five: Q K^T, dS K and dS^T Q with head_dim, dO V^T and P^T dO with
+        that of v.
         """
-        dims = self.head_dim + (0 if self.computes == "scores" else self.head_dim_v)
+        of_q, of_v = {"scores": (1, 0), "attention": (1, 1), "gradients": (3, 2)}[self.computes]
+        dims = of_q * self.head_dim + of_v * self.head_dim_v
         of_products = 2 * self.heads * self.all_pairs * dims
         return of_products + sum(part.flops(self) for part in parts.PARTS)
 
     @property
     def bytes_per_call(self) -> int:
         """The bytes of all tensors, each read or written once, without padding; scores do not read v."""
-        return self._bytes_of_four + sum(part.size_bytes(self) for part in parts.PARTS)
+        return self._bytes_of_tensors + sum(part.size_bytes(self) for part in parts.PARTS)
 
     @property
     def touched_bytes(self) -> int:
-        """The least bytes of a call, without keys that no query sees; in a ragged batch, those of q, k, v and out."""
+        """The least bytes of a call, without keys that no query sees; in a ragged batch, those of its sequences."""
         if self._sequence_lengths is None:
             return self.touched.bytes_per_call
         further = sum(part.further_touched_bytes(self) for part in parts.PARTS)
-        return further + sum(each.touched._bytes_of_four for each in self.sequences)  # noqa: SLF001  # of another case
+        return further + sum(each.touched._bytes_of_tensors for each in self.sequences)  # noqa: SLF001  # of another case
 
     @property
-    def backward_flops(self) -> int:
-        """The operations of the five matrix products of a backward call, counted for visible pairs only.
-
-        Q K^T, dS K and dS^T Q sum or give head_dim elements for each pair, dO V^T and P^T dO head_dim_v elements.
-        """
-        return 2 * self.heads * self.all_pairs * (3 * self.head_dim + 2 * self.head_dim_v)
-
-    @property
-    def backward_touched_bytes(self) -> int:
-        """The least bytes of a backward call: a forward call's, as many for four gradients, and the log-sum-exp."""
-        sequences = [each.touched for each in self.sequences]
-        gradients = sum(each._bytes_of_four for each in sequences)  # noqa: SLF001  # of another case
-        of_lse = ELEMENT_BYTES["fp32"] * self.heads * sum(each.seq_q for each in sequences)
-        return self.touched_bytes + gradients + of_lse
+    def _bytes_of_tensors(self) -> int:
+        """The bytes of q, k, v and out; for gradients twice, as these have four more, and those of the log-sum-exp."""
+        if self.computes != "gradients":
+            return self._bytes_of_four
+        queries = sum(each.seq_q for each in self.sequences)
+        rows_of_lse = (1 + bool(self.value_of("dlse"))) * self.heads * queries
+        return 2 * self._bytes_of_four + ELEMENT_BYTES["fp32"] * rows_of_lse
 
     @property
     def _bytes_of_four(self) -> int:
@@ -242,7 +237,7 @@ class Case(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(case, modifiers=_modifiers(texts))
 
     def computing(self, computes: Computes) -> Case:
-        """Return this case with `computes` set to attention or scores."""
+        """Return this case with another value of `computes`."""
         return msgspec.structs.replace(self, computes=computes)
 
 

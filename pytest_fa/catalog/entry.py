@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import ARGUMENTS, DLSE, DOUT, GRADIENTS, LINE
+from pytest_fa.attention.backward import PART as BACKWARD
 from pytest_fa.attention.layout import passed_within
 from pytest_fa.attention.not_judged import recognised
 from pytest_fa.attention.scores import Computes
@@ -31,6 +33,7 @@ KINDS_OF: dict[str, tuple[EntryKind, ...]] = {
     "ldflags": ("torch",),
     "libraries": ("python",),
     "call": ("torch", "python"),
+    "autograd": ("torch", "python"),
 }
 SOURCE_SUFFIXES = (".cu", ".cpp", ".cc", ".cxx", ".c")
 
@@ -53,6 +56,10 @@ def _problems(entry: Entry, supports: Supports, folder: Path, computes: Computes
         module, _, name = value.partition(":")
         if entry.kind == "python" and module.endswith(".py"):
             yield f"entry.{key} is {value!r}, but a module has no .py; write `{module.removesuffix('.py')}:{name}`"
+    if entry.autograd and computes != "gradients":
+        yield f"entry.autograd is true, but computes is {computes!r}; write `computes: gradients`, or drop autograd"
+    if entry.autograd and BACKWARD.is_claimed(supports):
+        yield "supports.dlse is true, but entry.autograd is true: autograd gets that of the output alone; drop dlse"
     yield from _library_problems(entry)
     yield from _call_problems(entry, supports, computes)
     yield from _interface_problems(entry, supports)
@@ -121,16 +128,27 @@ def _interface_problems(entry: Entry, supports: Supports) -> Iterator[str]:
             )
 
 
+def _needed_words(entry: Entry, computes: Computes) -> tuple[str, ...]:
+    """The tensors that each call must pass."""
+    if computes == "scores":
+        return ("q", "k")
+    return tuple(ARGUMENTS) if computes == "gradients" and not entry.autograd else ("q", "k", "v")
+
+
 def _call_problems(entry: Entry, supports: Supports, computes: Computes) -> Iterator[str]:
     """A call must pass every tensor that is read, and what each part of attention needs."""
     call = entry.call
     if call is None:
         return
-    for word in ("q", "k") if computes == "scores" else ("q", "k", "v"):
+    for word in _needed_words(entry, computes):
         if not any(map(call.passes, (word, *passed_within(word)))):
             known = ((name, recognised(name)) for name in call.keywords)
             answers = (f"; {name}: {row.advice_for(name, f'`{name}: {{}}`')}" for name, row in known if row)
             yield f"entry.call does not pass {word!r}; add it to arguments or keywords{next(answers, '')}"
-    if call.place_of("out") is not None and call.passes("out"):
+    if call.place_of("out") is not None and call.passes("out") and (computes != "gradients" or entry.autograd):
         yield "entry.call passes 'out' and sets returns; use only one of the two"
+    for word in (DOUT, DLSE, *GRADIENTS) if computes != "gradients" or entry.autograd else ():
+        if call.passes(word) or call.place_of(word) is not None:
+            change = "drop it, or drop autograd" if entry.autograd else f"write {LINE}"
+            yield f"entry.call has {word!r}, which is for a backward function; {change}"
     yield from filter(None, (part.call_problem(call, supports) for part in parts.PARTS))

@@ -15,6 +15,8 @@ from typing import Annotated, Any
 import msgspec
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import GRADIENTS, means_gradients
+from pytest_fa.attention.backward import LINE as BACKWARD_LINE
 from pytest_fa.attention.dtypes import Dtype, dtype_called
 from pytest_fa.attention.not_judged import recognised
 from pytest_fa.attention.scores import Computes
@@ -67,6 +69,7 @@ PLANTED_ROLES: tuple[Role, ...] = ("wrong", "ablation")
 
 Instantiation = Annotated[str, msgspec.Meta(pattern=r"^(fp16|bf16|fp32|e4m3)-d[0-9]+$")]
 Defines = dict[str, int | str]
+Deterministic = bool | dict[str, bool]  # for all outputs, or for each one
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +81,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     defines: Defines = {}
     role: Role | None = None
+    computes: Computes | None = None
     cases: Annotated[tuple[str, ...], FEW] | None = None
     target: str | None = None
     context: str | None = None
@@ -90,7 +94,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits | None = None
     rounds: tuple[Rounding, ...] | None = None
     tolerance: Tolerance | None = None
-    deterministic: bool | None = None
+    deterministic: Deterministic | None = None
     invariant: tuple[Invariance, ...] | None = None
     omits: str | None = None
     suppressions: dict[Sanitizer, Suppression] | None = None
@@ -118,12 +122,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounds: tuple[Rounding, ...] = ()
     limits: Limits = Limits()
     tolerance: Tolerance = "same_precision"
-    deterministic: bool = True
+    deterministic: Deterministic = True
     invariant: tuple[Invariance, ...] = ()
     optional: bool = False
     omits: str = ""
     suppressions: dict[Sanitizer, Suppression] = {}
-    returns: Annotated[tuple[Returns, ...], SOME] = ("out",)
+    returns: Annotated[tuple[Returns, ...], SOME] | None = None
     conventions: Declared = {}
     feature_keys: dict[str, Any] = {}
     variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1, max_length=256)] | None = None
@@ -256,7 +260,8 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
     folder, supports = path.parent, member.supports or manifest.supports
     changes = {key: value for key in ("target", "context", "call") if (value := getattr(member, key)) is not None}
     entry = msgspec.structs.replace(manifest.entry, **changes)
-    if problem := entry_problem(entry, supports, folder, manifest.computes) or _include_problem(manifest, folder):
+    computes = member.computes or manifest.computes
+    if problem := entry_problem(entry, supports, folder, computes) or _include_problem(manifest, folder):
         raise ManifestError(f"{path}: {problem}")
     variant = Variant(
         name=name,
@@ -272,7 +277,7 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
         rounds=manifest.rounds if member.rounds is None else member.rounds,
         limits=member.limits or manifest.limits,
         tolerance=member.tolerance or manifest.tolerance,
-        deterministic=manifest.deterministic if member.deterministic is None else member.deterministic,
+        may_differ=_may_differ(name, manifest, member),
         invariant=manifest.invariant if member.invariant is None else member.invariant,
         step=member.step or manifest.step,
         parent=member.parent or manifest.parent,
@@ -280,11 +285,11 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
         expect=member.expect or manifest.expect,
         omits=manifest.omits if member.omits is None else member.omits,
         suppressions=manifest.suppressions if member.suppressions is None else member.suppressions,
-        computes=manifest.computes,
-        cases=read_cases(manifest.cases if member.cases is None else member.cases, manifest.computes),
+        computes=computes,
+        cases=read_cases(manifest.cases if member.cases is None else member.cases, computes),
         any_arch=manifest.arch is None,
         optional=manifest.optional,
-        returns=manifest.returns if member.returns is None else member.returns,
+        returns=_returns(manifest, member),
         conventions=read_conventions(manifest.conventions if member.conventions is None else member.conventions),
         feature_keys={**manifest.feature_keys, **member.feature_keys},
     )
@@ -323,6 +328,23 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
         values = f"omits is {variant.omits!r}, role is {variant.role!r}, parent is {variant.parent!r}"
         raise ManifestError(f"{path}: {name}: {values}; omits needs role 'ablation' and a parent")
     return variant
+
+
+def _returns(manifest: Manifest, member: Member) -> tuple[Returns, ...]:
+    """What a variant writes: without a key, the output or the gradients."""
+    computes = member.computes or manifest.computes
+    return member.returns or manifest.returns or (GRADIENTS if computes == "gradients" else ("out",))
+
+
+def _may_differ(name: str, manifest: Manifest, member: Member) -> tuple[Returns, ...]:
+    """The outputs of which `deterministic` is false.  Raises `ValueError` for one that the variant does not have."""
+    returns = _returns(manifest, member)
+    declared = manifest.deterministic if member.deterministic is None else member.deterministic
+    if isinstance(declared, bool):
+        return () if declared else returns
+    if unknown := [each for each in declared if each not in returns]:
+        raise ValueError(f"{name}: deterministic has {unknown[0]!r}; {name} returns {', '.join(returns)}")
+    return tuple(each for each in returns if not declared.get(each, True))
 
 
 def _include_problem(manifest: Manifest, folder: Path) -> str | None:
@@ -382,7 +404,8 @@ def _explain(problem: str, data: Any, keys: type[msgspec.Struct]) -> str:  # noq
         structs = (*_structs(), (r"\$", keys))
         known = (keys_of(struct) for pattern, struct in structs if re.fullmatch(pattern, where))
         allowed = next(known, ())
-        return f"unknown key {unknown[1]!r} in {key}{suggestion(unknown[1], allowed)} (allowed: {', '.join(allowed)})"
+        meant = f"; write {BACKWARD_LINE}" if means_gradients(unknown[1]) else suggestion(unknown[1], allowed)
+        return f"unknown key {unknown[1]!r} in {key}{meant} (allowed: {', '.join(allowed)})"
     if missing := re.search(r"missing required field `([^`]+)`", problem):
         return f"key {missing[1]!r} is missing in {key}"
     if invalid := re.search(r"Invalid enum value (.+)", text):
@@ -392,6 +415,8 @@ def _explain(problem: str, data: Any, keys: type[msgspec.Struct]) -> str:  # noq
         value = invalid[1].strip("'")
         dtype = dtype_called(value) if _field(where) == "dtype" else None
         meant = f"; write {dtype}" if dtype else "; replace VALUE" if in_call and value == "VALUE" else ""
+        if _field(where) == "computes" and means_gradients(value):
+            meant = f"; write {BACKWARD_LINE}"
         return f"{_with_keyword(key, value, data)} is {invalid[1]}{meant}; {allowed_values}"
     return wrong_type(text, where, data)
 

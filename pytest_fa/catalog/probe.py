@@ -44,7 +44,7 @@ def probe_problem(variant: Variant) -> str | None:
 
 
 def _problems(variant: Variant) -> Iterator[str]:
-    role, computes, is_partial = variant.role, variant.computes, variant.computes != "attention"
+    role, computes, is_partial = variant.role, variant.computes, variant.computes == "scores"
     allowed = " or ".join(repr(allowed_role) for allowed_role in ROLES)
     if is_partial and role not in ROLES:
         yield f"computes is {computes!r}, but role is {role!r}; it needs role {allowed}"

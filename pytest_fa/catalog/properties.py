@@ -17,6 +17,8 @@ from pytest_fa.catalog.variant import Device, Invariance, StrideRule, Variant
 PROPERTIES: dict[str, str] = {
     "hard_data": "results are correct for large, very negative and equal scores, one-hot rows, values near the ends of "
     "the dtype's range, ones in V, shifted and permuted keys",
+    "hard_gradients": "gradients are correct for very low and very high log-sum-exps, one-hot rows, equal scores, "
+    "large dO, dO orthogonal to the output, an outlying channel, one massive key",
     "zero_scale": "with scale 0, the output is the mean of the rows of V (for scores: zero), or the call is refused",
     "negative_scale": "a negative scale gives the correct result, or is refused",
     "head_independence": "other data in one head changes no bit in the output of the other heads",
@@ -60,6 +62,12 @@ ON_GPU = frozenset(
 
 # Properties of softmax weights and values, which a variant that computes only scores does not have.
 ATTENTION_ONLY = frozenset(("hard_data",))
+
+GRADIENTS_ONLY = frozenset(("hard_gradients",))
+# Properties about one row of the output: dK and dV are sums over queries.
+NOT_OF_GRADIENTS = frozenset(
+    ("contained_nan", "chunk_invariance", "prefix_invariance", "split_invariance", "split_and_merge")
+)
 
 # Properties that `invariant` in a manifest promises, by its words.
 INVARIANCES: dict[Invariance, str] = {
@@ -119,8 +127,9 @@ SEQUENCE = 150  # more than two tiles of 64, and not a multiple of a tile
 def properties_of(variant: Variant) -> tuple[str, ...]:
     """Return the names of the properties that apply to what the variant computes and promises."""
     left_out = {name for word, name in INVARIANCES.items() if word not in variant.invariant}
-    if variant.computes != "attention":
+    if variant.computes == "scores":
         left_out |= ATTENTION_ONLY
+    left_out |= NOT_OF_GRADIENTS if variant.computes == "gradients" else GRADIENTS_ONLY
     left_out |= {name for name in ON_PLAIN_CASES if name not in left_out and _plain_case(variant, name, ()) is None}
     caches = CACHE_DTYPE.supported(variant.supports)
     left_out |= {name for name in UNFIT_CACHES if not any(_fits_cache(name, claim) for claim in caches)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import msgspec
 
-from pytest_fa.attention import parts
+from pytest_fa.attention import backward, parts
 from pytest_fa.attention.causal import Causal
 from pytest_fa.attention.dtypes import Dtype
 from pytest_fa.attention.e4m3 import OutDtype
@@ -104,9 +104,13 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.fp8_out[0] if dtype == "e4m3" else "fp16"
 
 
-OUTPUTS = ("out", *parts.outputs())
+OUTPUTS = ("out", *parts.outputs(), *backward.GRADIENTS)
 # What a kernel may write or return, and the words of `entry.call`: those of the parts of attention are among them.
-WORDS = ("q", "k", "v", *OUTPUTS, "scale", *parts.words(), *parts.made_words())
+WORDS = (
+    *("q", "k", "v", *OUTPUTS, "scale"),
+    *(word for word in parts.words() if word not in backward.RESULTS),  # which are `out` and `lse` in a manifest
+    *parts.made_words(),
+)
 if TYPE_CHECKING:
     Returns = str
     Word = str
@@ -163,7 +167,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     has the function `target`, or it registers the operator `target` (`namespace::name`).  `python`: the callable
     `target` (`module:function`), or an operator that the last of `libraries`, or torch, registers.  `include` are
     folders of headers, for `cuda` and `torch`.  `context` names a context manager that is entered once around all calls
-    of the variant, such as one that selects an SDPA backend, so that no call includes its cost.
+    of the variant, such as one that selects an SDPA backend, so that no call includes its cost.  With `autograd`, the
+    function computes attention, and its gradients are those that torch's autograd gives.
     """
 
     kind: EntryKind = "cuda"
@@ -176,6 +181,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ldflags: Annotated[tuple[str, ...], FEW] = ()
     libraries: Annotated[tuple[str, ...], FEW] = ()
     call: Call | None = None
+    autograd: bool = False
 
     @property
     def is_operator(self) -> bool:
@@ -225,8 +231,9 @@ class Variant(msgspec.Struct, frozen=True):
 
     `folder` holds its source and manifest; `root` is the kernels folder that contains `folder`.  `defines` are the
     compile-time parameters, in the manifest's order.  `instantiations` are the (dtype, head_dim) pairs that are built.
-    `omits` names the phase that an ablation omits.  `computes` is attention or scores.  `cases` are a probe's own
-    shapes, with seed 0, which replace those of a suite.  `any_arch` is True if the manifest names no architectures:
+    `omits` names the phase that an ablation omits.  `computes` is attention, its gradients, or scores.  `cases` are a
+    probe's own shapes, with seed 0, which replace those of a suite.  `may_differ` lists the outputs that may differ
+    from call to call.  `any_arch` is True if the manifest names no architectures:
     then `--fa-arch` may select others than `arch`.  `optional` is True for a baseline that runs only if it is named,
     because it needs a package that most machines lack.  `returns` lists the outputs that the kernel writes or returns,
     `out` and those of parts of attention.  `conventions` has those of the manifest that are not plain.  `feature_keys`
@@ -251,7 +258,7 @@ class Variant(msgspec.Struct, frozen=True):
     parent: str | None
     because: str
     expect: str
-    deterministic: bool = True
+    may_differ: tuple[Returns, ...] = ()  # outputs that may differ from call to call
     invariant: tuple[Invariance, ...] = ()  # what changes no bit of a row
     omits: str = ""
     suppressions: dict[Sanitizer, Suppression] = {}
@@ -268,9 +275,15 @@ class Variant(msgspec.Struct, frozen=True):
         return self.name
 
     @property
+    def deterministic(self) -> bool:
+        """Whether all outputs of equal calls are equal."""
+        return not self.may_differ
+
+    @property
     def passed(self) -> tuple[str, ...]:
         """The keywords besides those of every call that a function without `entry.call` gets."""
-        return (*self.returns, *(word for part in parts.PARTS for word in part.passed_by(self)))
+        outputs = () if self.entry.autograd else self.returns  # autograd cannot see what is written into a buffer
+        return (*outputs, *(word for part in parts.PARTS for word in part.passed_by(self)))
 
     @property
     def packs_inputs(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -10,6 +10,7 @@ import torch
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.arguments import Arguments
+from pytest_fa.attention.backward import LIKE
 from pytest_fa.attention.dtypes import FORMATS
 from pytest_fa.attention.e4m3 import DESCALES
 from pytest_fa.attention.layout import stored
@@ -214,13 +215,21 @@ class Inputs(Arguments):  # what only some calls have are attributes
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors besides q, k and v by name, as a call gets them: the descales, and those of parts."""
+        """The tensors besides q, k and v by name, as a call gets them: the descales, and those of parts.
+
+        A number for each query has its axes in the order of the log-sum-exp.
+        """
         pairs = (
             *self.q.shape[:3],
             self.k.shape[2] if self.cache is None or self.cache.seq_k is None else self.cache.seq_k,
         )
         given = {name: given_form(name, tensor, pairs) for name, tensor in self.extra.items()}
-        return {**descale_keywords(self.descales), **given}
+        of_rows = {
+            name: as_kernels_have("lse", rows, self.conventions)
+            for name, rows in given.items()
+            if parts.tensor_form(name).vector == "per_query"
+        }
+        return {**descale_keywords(self.descales), **given, **of_rows}
 
     def with_parts(self, tensors: Mapping[str, torch.Tensor]) -> Inputs:
         """The same call with other tensors, named as in `parts`."""
@@ -238,11 +247,15 @@ class Inputs(Arguments):  # what only some calls have are attributes
 
         A tensor that does not depend on an axis stays as it is there.
         """
+        of_rows = {axis: each for axis, each in places.items() if axis != "keys"}
         of_table = {axis: each for axis, each in places.items() if axis == "batches"}
-        return {
-            name: at_places(tensor, **(of_table if parts.is_table(name) else places))
-            for name, tensor in self.extra.items()
-        }
+
+        def places_in(name: str) -> dict[str, torch.Tensor]:
+            if parts.is_table(name):
+                return of_table
+            return of_rows if parts.tensor_form(name).has_columns else places
+
+        return {name: at_places(tensor, **places_in(name)) for name, tensor in self.extra.items()}
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
         """The same call with `function` of q, k and v; the other tensors stay."""
@@ -262,10 +275,13 @@ class Inputs(Arguments):  # what only some calls have are attributes
 
 
 class Output(NamedTuple):
-    """What one call writes.  `more` has its further outputs by the names of the parts of attention that have one."""
+    """What one call writes: its output and further ones by name, or dq and the other gradients.
 
-    out: torch.Tensor  # [batch, heads, seq_q, head_dim_v or seq_k]
-    more: Mapping[str, torch.Tensor] = NOTHING  # [batch, heads, seq_q] float32 each
+    A further output has [batch, heads, seq_q] in float32, a gradient the shape of its input.
+    """
+
+    out: torch.Tensor  # [batch, heads, seq_q, head_dim_v, head_dim or seq_k]
+    more: Mapping[str, torch.Tensor] = NOTHING
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -276,13 +292,29 @@ class Output(NamedTuple):
         """`function` of each output."""
         return Output(function(self.out), {name: function(tensor) for name, tensor in self.more.items()})
 
+    @property
+    def named(self) -> dict[str, torch.Tensor]:
+        """All outputs by name; the first one is `out`, which may be dq."""
+        return {"out": self.out, **self.more}
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all outputs."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
     def clone(self) -> Output:
         """A private copy."""
         return self.map(torch.clone)
 
-    def of_heads(self, heads: list[int]) -> Output:
-        """The part of some heads."""
-        return self.map(lambda tensor: tensor[:, heads])
+    def of_heads(self, heads: list[int], kv_heads: list[int]) -> Output:
+        """The part of some heads of Q, and in gradients of K and V of some of their heads."""
+        more = {name: tensor[:, kv_heads if name in LIKE else heads] for name, tensor in self.more.items()}
+        return Output(self.out[:, heads], more)
+
+    def fill_from(self, other: Output) -> None:
+        """Copy the values of another output into these tensors."""
+        for own, theirs in zip(self.tensors, other.tensors, strict=True):
+            own.copy_(theirs)
 
     def poison(self) -> Output:
         """The same tensors, full of NaN."""
@@ -324,14 +356,15 @@ def _draw_extra(case: Case, generator: torch.Generator) -> dict[str, torch.Tenso
     for word, part in parts.tensor_words().items():
         if axes := part.axes(word, case):
             form = parts.tensor_form(word)
-            sizes_of = (*sizes[:3], part.columns(word, case)) if form.vector == "table" else sizes
+            sizes_of = (*sizes[:3], part.columns(word, case)) if form.has_columns else sizes
             numbers = torch.empty([size if depends else 1 for size, depends in zip(sizes_of, axes, strict=True)])
             if form.is_random:
                 part.fill(word, numbers, generator)
                 part.arrange(word, numbers)
             else:
                 numbers = torch.tensor(part.fixed(word, case)).view(numbers.shape)
-            drawn[word] = numbers.to(extra_dtype(word, TORCH_DTYPES[case.dtype]))
+            numbers = numbers.to(extra_dtype(word, TORCH_DTYPES[case.dtype]))
+            drawn[word] = stored(numbers, case.layout) if form.vector == "like_out" else numbers
     return drawn
 
 
@@ -350,9 +383,12 @@ def given_form(word: str, tensor: torch.Tensor, pairs: tuple[int, ...]) -> torch
     """
     if parts.is_table(word):
         return tensor.flatten(1)
-    if parts.tensor_form(word).is_made:
+    form = parts.tensor_form(word)
+    if form.is_made or form.vector == "like_out":
         return tensor
-    axis = parts.tensor_form(word).vector_axis
+    if form.vector == "per_query":
+        return tensor[..., 0]
+    axis = form.vector_axis
     return tensor.expand(pairs) if axis is None else tensor.flatten()
 
 
@@ -361,8 +397,10 @@ def kept_form(word: str, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor)
     dtype, form = extra_dtype(word, q.dtype), parts.tensor_form(word)
     if form.vector == "table" and tensor.dtype == dtype and tensor.dim() == 2 and len(tensor) == len(q):  # noqa: PLR2004
         return tensor[:, None, None]
-    if form.vector == "starts":
+    if form.vector in ("starts", "like_out"):
         return tensor
+    if form.vector == "per_query":
+        return tensor[..., None]
     axis, sizes = form.vector_axis, (*q.shape[:3], k.shape[2])
     wanted = sizes if axis is None else sizes[axis : axis + 1]
     fits = tensor.dim() == len(wanted) and all(
@@ -412,12 +450,13 @@ def empty_output(
 ) -> torch.Tensor:
     """An uninitialized output: for attention [batch, heads, seq_q, head_dim_v] with the axes in the order of q's.
 
-    For scores, it is dense [batch, heads, seq_q, seq_k].  Without `dtype`, it has q's, or fp16 for e4m3.
+    For scores, it is dense [batch, heads, seq_q, seq_k], and for gradients dq, as q.  Without `dtype`, it has q's, or
+    fp16 for e4m3.
     """
     dtype = dtype or (torch.float16 if q.dtype == E4M3 else q.dtype)
     if computes == "scores":
         return q.new_empty((*q.shape[:3], k.shape[2]), dtype=dtype)
-    if v.shape[3] == q.shape[3]:
+    if v.shape[3] == q.shape[3] or computes == "gradients":
         return torch.empty_like(q, dtype=dtype)
     shape = (*q.shape[:3], v.shape[3])
     order = sorted(range(len(shape)), key=lambda axis: q.stride()[axis], reverse=True)
@@ -430,9 +469,21 @@ def poisoned_output(inputs: Inputs, computes: Computes = "attention") -> torch.T
     return poison(empty_output(*inputs[:3], computes, inputs.output_dtype))
 
 
-def poisoned_rows(name: str, inputs: Inputs) -> torch.Tensor:
-    """A further output, [batch, heads, seq_q] float32, filled with NaN."""
-    return poison(as_kernels_have(name, empty_rows(name, inputs.q, inputs.conventions), inputs.conventions))
+def poisoned_outputs(inputs: Inputs, computes: Computes, more: Iterable[str] = ()) -> Output:
+    """All outputs of a call, filled with NaN."""
+    return Output(poisoned_output(inputs, computes), {name: poisoned_more(name, inputs) for name in more})
+
+
+def poisoned_more(name: str, inputs: Inputs) -> torch.Tensor:
+    """A further output, [batch, heads, seq_q] float32, or a gradient of k or v, filled with NaN."""
+    return poison(as_kernels_have(name, empty_more(name, inputs), inputs.conventions))
+
+
+def empty_more(name: str, inputs: Inputs) -> torch.Tensor:
+    """The same, uninitialized, with the axes that a kernel has."""
+    if name in LIKE:
+        return torch.empty_like(getattr(inputs, LIKE[name]))
+    return empty_rows(name, inputs.q, inputs.conventions)
 
 
 def empty_rows(name: str, q: torch.Tensor, conventions: Mapping[str, str]) -> torch.Tensor:
@@ -443,7 +494,7 @@ def empty_rows(name: str, q: torch.Tensor, conventions: Mapping[str, str]) -> to
 
 def as_kernels_have(name: str, rows: torch.Tensor, conventions: Mapping[str, str]) -> torch.Tensor:
     """A view of a further output with the axes that a kernel has, or the inverse of it."""
-    return rows.permute(parts.outputs()[name].row_axes(conventions))
+    return rows if name in LIKE else rows.permute(parts.outputs()[name].row_axes(conventions))
 
 
 def poison(out: torch.Tensor) -> torch.Tensor:

@@ -6,12 +6,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import LIKE
 from pytest_fa.attention.rows import PLAIN
 from pytest_fa.attention.scores import Computes
 from pytest_fa.candidate.agent import Opening, load_variant
@@ -194,15 +196,19 @@ class Candidate:
         self.before_launch()
         return self.ask(Capture(name))
 
-    def outputs_of(
-        self, name: str, outs: list[torch.Tensor], allocated: tuple[Allocated | None, ...]
-    ) -> list[torch.Tensor]:
-        """The outputs of a series: those that were given, or the candidate's own memory where it allocated them."""
+    def outputs_of(self, name: str, outs: list[Output], allocated: tuple[Allocated | None, ...]) -> list[Output]:
+        """The outputs of a series: those that were given, or the candidate's own memory where it allocated them.
+
+        `allocated` has an entry for each tensor of each output.
+        """
         if not any(allocated):
             return outs
         if isinstance(self._connection, LocalConnection):
-            return list(self._connection.agent.prepared.named(name).results)
-        return [self._map(place, out) if place else out for out, place in zip(outs, allocated, strict=True)]
+            found: Iterator[torch.Tensor] = chain(*self._connection.agent.prepared.named(name).results)
+        else:
+            given = chain(*(each.tensors for each in outs))
+            found = (self._map(place, out) if place else out for out, place in zip(given, allocated, strict=True))
+        return [Output(next(found), {more: next(found) for more in each.more}) for each in outs]
 
     def forget_series(self) -> None:
         """Let the candidate forget all series."""
@@ -241,7 +247,7 @@ class Candidate:
         """Make one call and wait for it; `Forward` says the rest."""
         if out is None:
             raise FaError("a call of a candidate needs an output")
-        outputs = {name: words.pop(name, None) for name in parts.outputs()}
+        outputs = {name: words.pop(name, None) for name in (*parts.outputs(), *LIKE)}
         more = {name: tensor for name, tensor in outputs.items() if tensor is not None}
         self.call(Inputs.of_call(q, k, v, scale, out.dtype, **words), out, more=more)
         return out
@@ -269,10 +275,12 @@ class Candidate:
         first, steps = {name: each[0] for name, each in more.items()}, {name: x.stride(0) for name, x in more.items()}
         self._with_call(inputs, outs[0], lambda call: self.ask(Repeat(call, count, step, before, steps)), first)
 
-    def operators_of(self, inputs: Inputs, out: torch.Tensor) -> tuple[str, ...]:
+    def operators_of(
+        self, inputs: Inputs, out: torch.Tensor, more: Mapping[str, torch.Tensor] = NOTHING
+    ) -> tuple[str, ...]:
         """Make one call and return the names of torch's operators that ran in it."""
         names: list[str] = []
-        self._with_call(inputs, out, lambda views: names.extend(self.ask(Delegates(views)).names))
+        self._with_call(inputs, out, lambda views: names.extend(self.ask(Delegates(views)).names), more)
         return tuple(names)
 
     def memory_of(self, inputs: Inputs, out: torch.Tensor, more: Mapping[str, torch.Tensor] = NOTHING) -> CallMemory:

@@ -17,7 +17,7 @@ from pytest_fa.gpu.inputs import (
     Output,
     as_kernels_have,
     clone,
-    empty_rows,
+    empty_more,
     make_inputs,
     poison,
     poisoned_output,
@@ -26,7 +26,10 @@ from pytest_fa.gpu.packed import memories_of, with_memories
 from pytest_fa.judge.call_memory import CallMemory
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.changed_inputs import require_only_written
+from pytest_fa.judge.forward_results import with_results
 from pytest_fa.wire.commands import Disturbance
+
+MATRIX_DIMS = 4  # of a gradient
 
 
 class CheckedLaunch:
@@ -46,18 +49,19 @@ class CheckedLaunch:
         self._guarded = {name: guard(tensor) for name, tensor in memories_of(placed).items()}
         self.inputs = with_memories(placed, {name: guarded.tensor for name, guarded in self._guarded.items()})
         self._guarded["out"] = guard_output(poisoned_output(placed, computes))
-        rows = {name: empty_rows(name, placed.q, inputs.conventions) for name in more}
-        self._guarded |= {name: guard_output(like.flatten()) for name, like in rows.items()}
-        # Which every call writes, too, [batch, heads, seq_q] float32 each, and lies as `out` does.
+        likes = {name: empty_more(name, placed) for name in more}
+        self._guarded |= {name: guard_output(_dense(like)) for name, like in likes.items()}
+        # Which every call writes, too, and lies as `out` does: [batch, heads, seq_q] float32, or a gradient.
         self.more_buffers = {
             name: as_kernels_have(name, self._guarded[name].tensor.view(like.shape), inputs.conventions)
-            for name, like in rows.items()
+            for name, like in likes.items()
         }
 
     @classmethod
     def of_case(cls, candidate: Candidate, case: Case, device: torch.device, variant: Variant) -> Self:
         """A launch on the inputs of a case, which asks for all outputs of a variant."""
-        return cls(candidate, make_inputs(case, device, variant.conventions), case.computes, variant.returns[1:])
+        inputs = with_results(make_inputs(case, device, variant.conventions))
+        return cls(candidate, inputs, case.computes, variant.returns[1:])
 
     @property
     def why_no_smem_poison(self) -> str | None:
@@ -87,7 +91,7 @@ class CheckedLaunch:
 
     def operators(self) -> tuple[str, ...]:
         """Call the variant once and return the names of torch's operators that ran in it."""
-        return self.candidate.operators_of(self.inputs, self.out_buffer)
+        return self.candidate.operators_of(self.inputs, self.out_buffer, self.more_buffers)
 
     def memory(self) -> CallMemory:
         """Call the variant once and return the memory of that call."""
@@ -113,3 +117,8 @@ class CheckedLaunch:
         for name, guarded in (*self._guarded.items(), *workspaces.items()):
             if damage := guarded.damage:
                 raise WrongResult("guard bands", f"the kernel wrote out of bounds of {name}: {damage}")
+
+
+def _dense(like: torch.Tensor) -> torch.Tensor:
+    """A further output as a vector; a gradient as it is."""
+    return like if like.dim() == MATRIX_DIMS else like.flatten()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 
+from pytest_fa.attention.backward import GRADIENTS, LIKE
 from pytest_fa.attention.rows import RowTruth
 from pytest_fa.errors import WrongResult
+from pytest_fa.gpu.inputs import Output
 from pytest_fa.judge.error_location import element_index, first_index
 from pytest_fa.judge.padding import bound_of, cleared
 from pytest_fa.judge.policies import POLICIES, Errors, policy_for, rms
@@ -51,9 +54,24 @@ def check_output(out: torch.Tensor, truth: Truth, policy: str) -> Check:
     )
 
 
-def with_rows(check: Check, output: str, rows: torch.Tensor, truth: RowTruth) -> Check:
-    """The verdict with the bound of a further output, [batch, heads, seq_q] float32."""
-    return check.with_rows(*check_rows(output, rows, truth))
+MoreTruth = RowTruth | Truth  # of a further output, or of a gradient besides dq
+
+
+def check_outputs(output: Output, truth: Truth, more: Mapping[str, MoreTruth], policy: str) -> Check:
+    """The verdict on an output and those further ones whose truth is given."""
+    check = check_output(output.out, truth, policy)
+    if not LIKE.keys().isdisjoint(output.more):
+        check = check.named(GRADIENTS[0])
+    for name, of_more in more.items():
+        check = with_more(check, name, output.more[name], of_more, policy)
+    return check
+
+
+def with_more(check: Check, name: str, written: torch.Tensor, truth: MoreTruth, policy: str) -> Check:
+    """The verdict with that on a further output, [batch, heads, seq_q] float32, or on another gradient than dq."""
+    if isinstance(truth, RowTruth):
+        return check.with_rows(*check_rows(name, written, truth))
+    return check.with_gradient(check_output(written, truth, policy).named(name))
 
 
 def limits(out: torch.Tensor, truth: Truth, policy: str) -> float | torch.Tensor:
@@ -65,7 +83,10 @@ def require_finite(check: Check) -> None:
     """Raise `WrongResult` if the output has NaN or Inf."""
     if check.nonfinite_count:
         nonfinite, total = check.nonfinite_count, check.element_count
-        message = f"{nonfinite} of {total} elements are NaN or Inf (the output was full of NaN before the call)"
+        of_gradient, what = (f" of {check.output}", "it") if check.output else ("", "the output")
+        message = (
+            f"{nonfinite} of {total} elements{of_gradient} are NaN or Inf ({what} was full of NaN before the call)"
+        )
         raise WrongResult("finite", message)
 
 
@@ -75,7 +96,7 @@ def require_passed(check: Check, where: str = "", check_name: str = "") -> None:
     The exception names the check that detected the fault: `check_name` if given, otherwise the broken bounds.
     """
     if not check.passed:
-        broken = tuple(bound.name for bound in check.bounds if bound.enforced and not bound.holds)
+        broken = tuple(dict.fromkeys(bound.kind for bound in check.bounds if bound.enforced and not bound.holds))
         raise WrongResult(check_name or broken, f"{check.complaint}{where}")
 
 

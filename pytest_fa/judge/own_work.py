@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 
-from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.gpu.inputs import Inputs, Output
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.checked_launch import CheckedLaunch
 from pytest_fa.judge.connection import CandidateLost
-from pytest_fa.judge.output_check import check_output
+from pytest_fa.judge.output_check import MoreTruth, check_outputs
 from pytest_fa.judge.truth import Truth
 from pytest_fa.processes import descendants_of, forks_of, stopped
 from pytest_fa.wire.user_traceback import message_of
@@ -33,31 +33,34 @@ def require_own_work(
     variant: Variant,
     library: str | None,
     device: Device,
-    computes: Computes,
     inputs: Inputs,
     truth: Truth,
+    more: Mapping[str, MoreTruth],
     policy: Tolerance,
 ) -> None:
     """Raise `WrongResult` unless the variant is right without torch's attention and without other processes.
 
-    `bare` is a candidate in a new process in which `replace_attention` was called.  `truth` is that of `inputs`.
+    `bare` is a candidate in a new process in which `replace_attention` was called.  `truth` is that of `inputs`, and
+    `more` has that of other gradients.
     """
     try:
-        bare.open(variant, library, device, computes)
-        launch = CheckedLaunch(bare, inputs, computes)
+        bare.open(variant, library, device, variant.computes)
+        launch = CheckedLaunch(
+            bare, inputs, variant.computes, variant.returns[1:] if variant.computes == "gradients" else ()
+        )
         for _ in range(WARM_UPS):
             start = time.monotonic()
             launch.call_and_wait()
         bare.limit_seconds = min(bare.limit_seconds, MIN_SECONDS + SLOWER * (time.monotonic() - start))
         with stopped(lambda: _others(bare.pid)):
-            out = launch.dense(Output(launch.call_and_wait().clone())).out
+            output = launch.dense(Output(launch.call_and_wait(), launch.more_buffers).clone())
     except CandidateLost as lost:
         raise _delegates(f"it ends or hangs {PLACE}, {STOPPED} ({lost})") from None
     except (DeviceLost, WrongResult):
         raise
     except Exception as problem:
         raise _delegates(f"it fails {PLACE}: {message_of(problem)}") from problem
-    check = check_output(out, truth, policy)
+    check = check_outputs(output, truth, more, policy)
     if not check.passed:
         raise _delegates(f"it is wrong {PLACE}, {STOPPED}: {check.complaint}")
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import LIKE
 from pytest_fa.attention.rows import Padding
-from pytest_fa.gpu.inputs import is_poison
+from pytest_fa.gpu.inputs import Inputs, is_poison
 from pytest_fa.records.checks import Bound
 
 NAME = "rows past"
@@ -18,6 +19,11 @@ KEPT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "zero": lambda out: out == 0,
     "any": lambda out: torch.ones_like(out, dtype=torch.bool),
 }
+
+
+def padding_of(output: str, inputs: Inputs) -> Padding | None:
+    """The rows of an output of a call that are not judged: those of queries, or of keys in gradients of K and V."""
+    return parts.key_padding(inputs) if output in LIKE else parts.padding(inputs)
 
 
 def rows_of(padding: Padding, out: torch.Tensor) -> torch.Tensor:
@@ -37,14 +43,17 @@ def bound_of(padding: Padding, out: torch.Tensor) -> Bound:
     return Bound(NAME, float(changed), 0.0, not changed)
 
 
-def explain_padding(padding: Padding, out: torch.Tensor) -> str:
-    """What a kernel does with padding in place of what its manifest declares; empty if that is what it does."""
+def explain_padding(padding: Padding, out: torch.Tensor, side: tuple[str, str] = ("query", "queries")) -> str:
+    """What a kernel does with padding in place of what its manifest declares; empty if that is what it does.
+
+    `side` has the words for what a row belongs to, one and several.
+    """
     if bound_of(padding, out).holds:
         return ""
     _, convention = parts.conventions()[CONVENTION]
     found = next(rule for rule in convention.values if bound_of(padding._replace(rule=rule), out).holds)
     if found == "any":
-        words = "rows that belong to no query are written: write only the queries of each sequence"
+        words = f"rows that belong to no {side[0]} are written: write only the {side[1]} of each sequence"
         return f"{words}, or declare `conventions: {{{CONVENTION}: any}}`, as for a tensor that the kernel allocates"
     declared = None if padding.rule == convention.plain else padding.rule
     return convention.advice(CONVENTION, declared, found)

@@ -25,7 +25,7 @@ from pytest_fa.judge.clocks.fresh_data import stacked
 from pytest_fa.judge.clocks.measure import l2_bytes
 from pytest_fa.judge.clocks.paired_timing import Arms, Blocks, paired_timing, prepare_arms
 from pytest_fa.judge.connection import CandidateLost
-from pytest_fa.judge.output_check import check_output
+from pytest_fa.judge.output_check import check_outputs
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.records.arm_orders import setup_order
 from pytest_fa.records.environment import clock_monitor
@@ -194,9 +194,9 @@ def _check_written(timer: ArmTimer, arm: Arm, computes: Computes, policy: Tolera
 
     The candidate is judged by the job's policy, a baseline by its own manifest's; neither by `fp8` on other inputs.
     """
-    inputs, out = stacked(timer.written)
-    truth = truths.new_truth_of(computes, inputs, arm.variant, policy)
-    check = check_output(out, truth, policy)
+    inputs, output = stacked(timer.written)
+    truth, more = truths.new_truth_of(computes, inputs, arm.variant, policy)
+    check = check_outputs(output, truth, more, policy)
     if not check.passed:
         message = f"{arm.variant.name}: {check.complaint} in an output of the timed calls"
         raise WrongResult("timed outputs", message)

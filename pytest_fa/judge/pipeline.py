@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import GRADIENTS
 from pytest_fa.attention.rows import RowTruth
 from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
 from pytest_fa.errors import ENTRY, DeviceLost, StoppedJudge, Tampering, WrongResult
@@ -33,7 +34,10 @@ from pytest_fa.judge.connection import CandidateLost
 from pytest_fa.judge.delegation import require_no_delegation
 from pytest_fa.judge.diagnosis import conclusion, diagnose, kept_state
 from pytest_fa.judge.fingerprints import fingerprints
-from pytest_fa.judge.output_check import check_output, require_finite, require_passed, with_rows
+from pytest_fa.judge.forward_results import with_results
+from pytest_fa.judge.gradient_mistakes import explain_gradients
+from pytest_fa.judge.gradients import upstream_of
+from pytest_fa.judge.output_check import MoreTruth, check_output, check_outputs, require_finite, require_passed
 from pytest_fa.judge.own_work import require_own_work
 from pytest_fa.judge.properties import PROPERTIES
 from pytest_fa.judge.repeats import repeat, require_identical
@@ -146,7 +150,7 @@ class Findings:
     more: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # the further outputs that it returns
     inputs: Inputs | None = None  # of the call that wrote `out`
     truth: Truth | None = None
-    row_truths: Mapping[str, RowTruth] = dataclasses.field(default_factory=dict)  # of further outputs
+    more_truths: Mapping[str, MoreTruth] = dataclasses.field(default_factory=dict)  # of further outputs
     check: Check | None = None
     repeats: Repeats | None = None
     # The repeated output that differs most from the first output, or that of the last calls if they agree.
@@ -183,7 +187,7 @@ class Findings:
         """Describe an output of another call from now on."""
         self.out, self.more = judged.output
         self.inputs, self.truth, self.check = judged.inputs, judged.truth, judged.check
-        self.row_truths = judged.row_truths
+        self.more_truths = judged.more_truths
 
     def result(self, outcome: Outcome, message: str, stages: Stages, *, context_lost: bool = False) -> CaseResult:
         """The result of the job: the findings without their tensors, and the state of each stage."""
@@ -238,7 +242,7 @@ def _check_sanity(job: CaseJob, launch: CheckedLaunch, first: Output, findings: 
     data, truths = launch.original_inputs, findings.truths
     own_truth, rounds = job.variant.own_truth, job.variant.rounds
     findings.truth = truths.truth_of(job.case.computes, data, rounds, job.policy, own_truth)
-    findings.row_truths = truths.row_truths_of(findings.more, data, job.variant, job.policy)
+    findings.more_truths = truths.more_truths_of(findings.more, data, job.variant, job.policy)
     findings.check = _check_of_output(findings, job.policy)
     findings.fingerprints = fingerprints(data, findings.known_out)
     require_finite(findings.check)
@@ -252,7 +256,7 @@ def _repeat_call(job: CaseJob, launch: CheckedLaunch, first: Output, findings: F
             first,
             job.repeats,
             stages.announce_launch,
-            keep_farthest=not job.variant.deterministic,
+            keep_farthest=bool(job.variant.may_differ),
             is_further_seed=job.is_further_seed,
         )
         findings.farthest = launch.dense(farthest)
@@ -277,16 +281,16 @@ def _check_own_work(job: CaseJob, bare: Candidate | None, findings: Findings, st
     """Require that the variant is right in a process without torch's attention, if there is one."""
     if bare is not None and findings.inputs is not None:
         stages.limit(bare)
-        arguments = (job.variant, job.library, job.device, job.case.computes, findings.inputs)
-        require_own_work(bare, *arguments, findings.known_truth, job.policy)
+        more = findings.more_truths if job.case.computes == "gradients" else {}
+        arguments = (job.variant, job.library, job.device, findings.inputs, findings.known_truth, more)
+        require_own_work(bare, *arguments, job.policy)
         stages.announce_work()
 
 
 def _check_repeats(job: CaseJob, findings: Findings) -> None:
-    """Require equal repeats; if the variant is not deterministic, judge the repeat that differs most instead."""
+    """Require equal repeats of what must not differ; of the rest, judge what differs most."""
     if findings.repeats and not findings.repeats.is_equal:
-        if job.variant.deterministic:
-            require_identical(findings.repeats)
+        require_identical(findings.repeats, job.variant.returns[0], job.variant.may_differ)
         if findings.farthest is not None:
             _check_again(findings.farthest, findings, job.policy, " in a repeat", "repeats")
 
@@ -329,12 +333,13 @@ def _check_written(written: list[Written], job: CaseJob, findings: Findings) -> 
 
     If a head is wrong, `findings` describe these heads from then on, as the batches of one case.
     """
-    inputs, out = stacked(written)  # of data that no other call has, so its truth is not kept
-    truth = findings.truths.new_truth_of(job.case.computes, inputs, job.variant, job.policy)
-    check = check_output(out, truth, job.policy)
+    inputs, output = stacked(written)  # of data that no other call has, so its truth is not kept
+    truth, more_truths = findings.truths.new_truth_of(job.case.computes, inputs, job.variant, job.policy)
+    check = check_outputs(output, truth, more_truths, job.policy)
     if not check.passed:
-        findings.inputs, findings.out, findings.truth, findings.check = inputs, out, truth, check
-        findings.more, findings.row_truths = {}, {}  # timed calls do not ask for them
+        findings.inputs, findings.truth, findings.check = inputs, truth, check
+        findings.out, findings.more = output
+        findings.more_truths = more_truths  # timed calls ask for no log-sum-exp
     require_passed(check, " in an output of the timed calls", "timed outputs")
 
 
@@ -343,10 +348,8 @@ def _check_written(written: list[Written], job: CaseJob, findings: Findings) -> 
 
 def _check_of_output(findings: Findings, policy: str) -> Check:
     """The verdict on the outputs that `findings` hold."""
-    check = check_output(findings.known_out, findings.known_truth, policy)
-    for name, truth in findings.row_truths.items():
-        check = with_rows(check, name, findings.more[name], truth)
-    return check
+    output = Output(findings.known_out, findings.more)
+    return check_outputs(output, findings.known_truth, findings.more_truths, policy)
 
 
 def _check_again(output: Output, findings: Findings, policy: str, where: str, check_name: str) -> None:
@@ -359,15 +362,34 @@ def _check_again(output: Output, findings: Findings, policy: str, where: str, ch
     require_passed(findings.check, where, check_name)
 
 
+def _cause_of_gradients(findings: Findings, inputs: Inputs) -> str:
+    """The likely cause of wrong gradients, or of those that differ from call to call; empty if neither is wrong."""
+    if findings.known_check.passed:
+        if not findings.repeats or findings.repeats.is_equal:
+            return ""
+        differing = [name for name, count in findings.repeats.of_gradients.items() if count]
+        declared = ", ".join(f"{name}: false" for name in differing)
+        return (
+            f"{' and '.join(differing)} within bounds, but not the same in each call: a race, or atomic additions in "
+            f"changing order; if that is meant, write `deterministic: {{{declared}}}`"
+        )
+    truths = {name: truth for name, truth in findings.more_truths.items() if isinstance(truth, Truth)}
+    written = {GRADIENTS[0]: findings.known_out, **findings.more}
+    inputs = with_results(inputs)
+    return explain_gradients(written, {GRADIENTS[0]: findings.known_truth, **truths}, inputs, upstream_of(inputs))
+
+
 def _diagnose(job: CaseJob, findings: Findings, inputs: Inputs) -> Diagnosis:
     """Diagnose a wrong output.  If that raises an exception, it is the cause; the verdict and cross-checks stay."""
     out, truth, check = findings.known_out, findings.known_truth, findings.known_check
     cross_checks: tuple[CrossCheck, ...] = ()
-    if (name := check.only_wrong_rows) in findings.row_truths:
-        part, rows = parts.outputs()[name], findings.more[name]
-        cause = "" if check.against else explain_rows(part, rows, findings.row_truths[name], inputs)
-        return Diagnosis((), cause, (), "")
+    of_rows = findings.more_truths.get(check.only_wrong_rows)
+    if isinstance(of_rows, RowTruth):
+        part, rows = parts.outputs()[check.only_wrong_rows], findings.more[check.only_wrong_rows]
+        return Diagnosis((), "" if check.against else explain_rows(part, rows, of_rows, inputs), (), "")
     try:
+        if job.case.computes == "gradients":
+            return Diagnosis((), _cause_of_gradients(findings, inputs), (), "")
         repeats, rounds = findings.repeats, job.variant.rounds
         cross_checks = findings.truths.cross_checks(job.cross_checks, inputs, truth, rounds, job.policy)
         state = ""

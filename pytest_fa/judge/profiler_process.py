@@ -19,7 +19,7 @@ from pytest_fa.judge.clocks.fresh_data import FreshData, stacked
 from pytest_fa.judge.clocks.measure import l2_bytes
 from pytest_fa.judge.clocks.profiler_time import Profiled, profile_calls
 from pytest_fa.judge.connection import CandidateLost
-from pytest_fa.judge.output_check import check_output, require_passed
+from pytest_fa.judge.output_check import check_outputs, require_passed
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.records.environment import clock_monitor
 from pytest_fa.records.timing import PROFILED_OUTPUTS
@@ -82,9 +82,9 @@ def run_profiler(
 
 def _check_written(profiled: Profiled, job: ProfilerJob, truths: TruthStore) -> None:
     """Require what profiled calls wrote to be right: a kernel that skips its work there has no time."""
-    inputs, out = stacked(profiled.written)
-    truth = truths.new_truth_of(job.case.computes, inputs, job.variant, job.policy)
-    require_passed(check_output(out, truth, job.policy), f" {PROFILED_OUTPUTS}", "profiled outputs")
+    inputs, output = stacked(profiled.written)
+    truth, more = truths.new_truth_of(job.case.computes, inputs, job.variant, job.policy)
+    require_passed(check_outputs(output, truth, more, job.policy), f" {PROFILED_OUTPUTS}", "profiled outputs")
 
 
 def _failure(problem: Exception, candidate: Candidate, device: torch.device) -> ProfilerResult:

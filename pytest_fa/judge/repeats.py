@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import LIKE
 from pytest_fa.attention.rows import Padding
 from pytest_fa.errors import WrongResult
 from pytest_fa.gpu.inputs import Output, bits_of
 from pytest_fa.judge.checked_launch import CheckedLaunch
 from pytest_fa.judge.error_location import first_index
-from pytest_fa.judge.padding import rows_of
+from pytest_fa.judge.padding import padding_of, rows_of
 from pytest_fa.records.checks import WITH_POISON, Repeats
 from pytest_fa.wire.commands import Disturbance
 
@@ -68,10 +69,12 @@ def repeat(
     """
     kind = first.out.device.type
     wanted = requested_count or (FURTHER_SEED_REPEATS if is_further_seed else DEFAULT_REPEATS)[kind]
-    most = max(1, MAX_OUTPUT_BYTES[kind] // max(1, _dense_bytes(first.out)))
+    most = max(1, MAX_OUTPUT_BYTES[kind] // max(1, first.nbytes))
     outs = Output(launch.out_buffer, launch.more_buffers).map(lambda like: _outputs(launch, like, most))
-    padding = parts.padding(launch.inputs)
-    comparisons = [_Comparison(tensor, padding, keep_farthest=keep_farthest) for tensor in first.tensors]
+    comparisons = [
+        _Comparison(tensor, padding_of(name, launch.inputs), keep_farthest=keep_farthest)
+        for name, tensor in first.named.items()
+    ]
     count, size, start = 0, 1, time.monotonic()
     while count < wanted:
         calls = min(size, wanted - count, len(outs.out))
@@ -95,16 +98,16 @@ def repeat(
     return msgspec.structs.replace(repeats, may_differ=keep_farthest), Output(of_out.farthest, farthest)
 
 
-def require_identical(repeats: Repeats) -> None:
-    """Raise `WrongResult` if an output differs from the first one."""
-    if repeats.differing:
+def require_identical(repeats: Repeats, main: str = "out", may_differ: Collection[str] = ()) -> None:
+    """Raise `WrongResult` if an output differs from the first one: `main`, or a further one that must not."""
+    if repeats.differing and main not in may_differ:
         raise WrongResult(
             "repeats", f"{repeats.differing} of {repeats.count} repeats differ from the first call bit by bit"
         )
     for name, differing in repeats.rows_differing.items():
-        if differing:
+        if differing and name not in may_differ:
             of_repeats = f"{differing} of {repeats.count} repeats"
-            title = parts.title_of(name)
+            title = name if name in LIKE else parts.title_of(name)
             raise WrongResult("repeats", f"the {title} of {of_repeats} differs from the first call bit by bit")
 
 

@@ -13,12 +13,13 @@ from pytest_fa.attention.rows import RowTruth
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Tolerance, Variant
 from pytest_fa.errors import WrongResult
-from pytest_fa.gpu.inputs import Inputs, Output, clone, make_inputs, poisoned_output, poisoned_rows
+from pytest_fa.gpu.inputs import Inputs, Output, clone, make_inputs, poisoned_outputs
 from pytest_fa.gpu.packed import map_memories, packed
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.changed_inputs import require_only_written
-from pytest_fa.judge.output_check import check_output, with_rows
-from pytest_fa.judge.padding import rows_of
+from pytest_fa.judge.forward_results import with_results
+from pytest_fa.judge.output_check import MoreTruth, check_outputs
+from pytest_fa.judge.padding import padding_of, rows_of
 from pytest_fa.judge.truth import Truth
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.records.checks import Check
@@ -31,7 +32,7 @@ class JudgedOutput(NamedTuple):
     output: Output
     inputs: Inputs  # whose truth it has; of the call if only a further output is wrong
     truth: Truth
-    row_truths: Mapping[str, RowTruth]  # of the further outputs
+    more_truths: Mapping[str, MoreTruth]  # of the further outputs
     check: Check
 
 
@@ -65,7 +66,7 @@ class PropertySubject:
     @property
     def is_plain_attention(self) -> bool:
         """Whether the truth is attention: of functions of the user's, only their results on given inputs are known."""
-        return self.variant.own_truth is None
+        return self.variant.own_truth is None and self.computes != "gradients"
 
     @property
     def has_absolute_bound(self) -> bool:
@@ -91,9 +92,8 @@ class PropertySubject:
 
         They lie in memory as the call's tensors do.
         """
-        inputs = self.taken(inputs)
-        more = {name: poisoned_rows(name, inputs) for name in self.more_outputs}
-        return Output(poisoned_output(inputs, self.computes), more)
+        inputs = self._placed(inputs)
+        return poisoned_outputs(inputs, self.computes, self.more_outputs)
 
     def visible(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy with the same strides in memory that the candidate sees directly, at the same address in each call."""
@@ -130,15 +130,21 @@ class PropertySubject:
         return settled
 
     def taken(self, inputs: Inputs) -> Inputs:
-        """The call as its tensors lie in memory, with one tensor for q, k and v if the variant takes one."""
+        """The call as its tensors lie in memory, with one tensor for q, k and v if the variant takes one.
+
+        A backward call has the results of its forward pass.
+        """
+        return self._placed(with_results(inputs))
+
+    def _placed(self, inputs: Inputs) -> Inputs:
         return (packed(inputs) if self.variant.packs_inputs else inputs).placed()
 
     def settled(self, inputs: Inputs, output: Output) -> Output:
         """The output as it is judged, [batch, heads, seq_q, ...], with 0 in the rows that may be undefined."""
-        inputs = self.taken(inputs)
-        padding = parts.padding(inputs)
-        if padding is not None and padding.rule == "any":
-            for tensor in output.tensors:
+        inputs = self._placed(inputs)
+        for name, tensor in output.named.items():
+            padding = padding_of(name, inputs)
+            if padding is not None and padding.rule == "any":
                 tensor.masked_fill_(rows_of(padding, tensor), 0.0)
         return inputs.dense_output(output)
 
@@ -148,12 +154,13 @@ class PropertySubject:
         return self.variant.returns[1:]
 
     def exact(self, inputs: Inputs) -> torch.Tensor:
-        """The true output, [batch, heads, seq_q, head_dim or seq_k] float64."""
+        """The true output, [batch, heads, seq_q, head_dim or seq_k] float64; of a backward call, dq."""
         return self._truth_of(inputs).out
 
     def exact_rows(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         """The true values of the further outputs that are judged, [batch, heads, seq_q] float64 each."""
-        return {name: rows.exact for name, rows in self._row_truths_of(self.more_outputs, inputs).items()}
+        truths = self._more_truths_of(self.more_outputs, inputs)
+        return {name: rows.exact for name, rows in truths.items() if isinstance(rows, RowTruth)}
 
     def require_right(
         self, name: str, output: Output, inputs: Inputs, where: str = "", called: Inputs | None = None
@@ -181,17 +188,18 @@ class PropertySubject:
         """The verdict on a private copy of an output by the truth of `inputs`, on further ones by that of `called`."""
         output = output.clone()
         truth = self._truth_of(inputs)
-        row_truths = self._row_truths_of(output.more, called)
-        check = check_output(output.out, truth, self._policy)
-        for more, rows_truth in row_truths.items():
-            check = with_rows(check, more, output.more[more], rows_truth)
-        return JudgedOutput(output, called if check.only_wrong_rows else inputs, truth, row_truths, check)
+        more_truths = self._more_truths_of(output.more, called)
+        check = check_outputs(output, truth, more_truths, self._policy)
+        return JudgedOutput(output, called if check.only_wrong_rows else inputs, truth, more_truths, check)
 
     def _truth_of(self, inputs: Inputs) -> Truth:
         variant = self.variant
-        return self._truths.truth_of(
-            self.computes, parts.represented(inputs), variant.rounds, self._policy, variant.own_truth
-        )
+        return self._truths.truth_of(self.computes, _judged(inputs), variant.rounds, self._policy, variant.own_truth)
 
-    def _row_truths_of(self, outputs: Iterable[str], inputs: Inputs) -> dict[str, RowTruth]:
-        return self._truths.row_truths_of(outputs, parts.represented(inputs), self.variant, self._policy)
+    def _more_truths_of(self, outputs: Iterable[str], inputs: Inputs) -> dict[str, MoreTruth]:
+        return self._truths.more_truths_of(outputs, _judged(inputs), self.variant, self._policy)
+
+
+def _judged(inputs: Inputs) -> Inputs:
+    """The call by which outputs are judged."""
+    return with_results(parts.represented(inputs))

@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import GRADIENTS
 from pytest_fa.attention.rows import RowTruth
 from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.own_truth import OwnTruth
@@ -22,7 +23,9 @@ from pytest_fa.errors import NoTruth
 from pytest_fa.gpu.inputs import Inputs, clone
 from pytest_fa.judge.cross_checks import cross_check_all
 from pytest_fa.judge.fingerprints import sha256_of
+from pytest_fa.judge.gradients import truth_of_gradients
 from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.output_check import MoreTruth
 from pytest_fa.judge.padding import cleared
 from pytest_fa.judge.policies import READS_SPREAD
 from pytest_fa.judge.row_outputs import make_row_truth
@@ -75,12 +78,33 @@ class TruthStore:
         own_truth: OwnTruth | None = None,
     ) -> Truth:
         """Truth and the same-precision reference: of the user's functions if there are some, else `oracle.truth_of`."""
+        if computes == "gradients":
+            return self._gradients_of(inputs, rounds)[GRADIENTS[0]]
         what = ("truth", computes, rounds, policy in READS_SPREAD, own_truth)
         return self._once(what, inputs, lambda own: self._truth_of(computes, own, rounds, policy, own_truth))
 
-    def new_truth_of(self, computes: Computes, inputs: Inputs, variant: Variant, policy: str) -> Truth:
-        """The truth for a variant on data that no other call has: it is not kept."""
-        return self.with_memory(lambda: self._truth_of(computes, inputs, variant.rounds, policy, variant.own_truth))
+    def new_truth_of(
+        self, computes: Computes, inputs: Inputs, variant: Variant, policy: str
+    ) -> tuple[Truth, dict[str, MoreTruth]]:
+        """The truth for a variant on data that no other call has, and that of other gradients: it is not kept."""
+        if computes == "gradients":
+            of_all = self.with_memory(lambda: truth_of_gradients(inputs, variant.rounds))
+            return of_all[GRADIENTS[0]], {name: of_all[name] for name in GRADIENTS[1:] if name in of_all}
+        of_output = lambda: self._truth_of(computes, inputs, variant.rounds, policy, variant.own_truth)  # noqa: E731
+        return self.with_memory(of_output), {}
+
+    def more_truths_of(
+        self, outputs: Iterable[str], inputs: Inputs, variant: Variant, policy: str
+    ) -> dict[str, MoreTruth]:
+        """The truth of further outputs and their bounds, or of other gradients than dq that have an element."""
+        if variant.computes == "gradients":
+            known_gradients = self._gradients_of(inputs, variant.rounds)
+            return {name: known_gradients[name] for name in outputs if name in known_gradients}
+        return {**self.row_truths_of(outputs, inputs, variant, policy)}
+
+    def _gradients_of(self, inputs: Inputs, rounds: tuple[Rounding, ...]) -> dict[str, Truth]:
+        kept = self._once(("gradients", rounds), inputs, lambda own: (*truth_of_gradients(own, rounds).items(),))
+        return dict(kept)
 
     def row_truths_of(
         self, outputs: Iterable[str], inputs: Inputs, variant: Variant, policy: str

@@ -15,10 +15,11 @@ import torch
 
 from pytest_fa.attention import parts
 from pytest_fa.catalog.case import Case, parse_case
-from pytest_fa.gpu.inputs import make_inputs, poisoned_output, poisoned_rows
+from pytest_fa.gpu.inputs import make_inputs, poisoned_more, poisoned_output
 from pytest_fa.judge.fingerprints import fingerprints
+from pytest_fa.judge.forward_results import with_results
 from pytest_fa.judge.oracle import truth_of
-from pytest_fa.judge.output_check import check_output, with_rows
+from pytest_fa.judge.output_check import check_output, with_more
 from pytest_fa.judge.row_outputs import make_row_truth
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.records.checks import Check
@@ -49,11 +50,13 @@ def warm_up(case: Case, policy: str, device: torch.device) -> None:
 def judge_tiny_case(case: Case, policy: str, device: torch.device) -> Check:
     """Judge an output of NaN for a tiny case like `case`, with random data of its own."""
     sizes = {"batch": 1, "heads": 1, "kv_heads": 1, "seq_q": LENGTH, "seq_k": LENGTH}
-    inputs = make_inputs(msgspec.structs.replace(case, seed=case.seed ^ OTHER_SEED, **sizes), device)
+    inputs = with_results(make_inputs(msgspec.structs.replace(case, seed=case.seed ^ OTHER_SEED, **sizes), device))
     out = poisoned_output(inputs, case.computes)
     check = check_output(out, truth_of(case.computes, inputs, (), policy), policy)
     fingerprints(inputs, out)
     if case.computes == "attention":
         for name, part in parts.outputs().items():
-            check = with_rows(check, name, poisoned_rows(name, inputs), make_row_truth(part, inputs, (), policy))
+            check = with_more(
+                check, name, poisoned_more(name, inputs), make_row_truth(part, inputs, (), policy), policy
+            )
     return check

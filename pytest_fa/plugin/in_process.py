@@ -146,6 +146,6 @@ def time_here(request: pytest.FixtureRequest, forward: Forward, case: Case, inpu
         speed, written = measure(candidate, case, inputs)
     variant = variant_of(request)
     if variant is None or variant.is_judged:
-        read, out = stacked(written)
-        judge_outputs(request, case, read, [out], " in an output of the timed calls")
+        read, output = stacked(written)
+        judge_outputs(request, case, read, [output.out], " in an output of the timed calls")
     return speed

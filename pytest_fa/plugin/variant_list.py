@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import PART as BACKWARD
+from pytest_fa.attention.part import Part
 from pytest_fa.attention.sizes import is_range, shown_sizes
 from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.feature_keys import values_of
@@ -90,6 +92,11 @@ def _role(variant: Variant) -> str:
     return variant.role if variant.computes == "attention" else f"{variant.role} of {variant.computes}"
 
 
+def _claimed_parts(variant: Variant) -> list[Part]:
+    """The parts that the variant may claim."""
+    return [part for part in parts.claimed_parts() if part is not BACKWARD or variant.computes == "gradients"]
+
+
 def _facts(variant: Variant) -> Iterator[tuple[str, str]]:
     """What the manifest says, without what is empty."""
     entry, supports = variant.entry, variant.supports
@@ -103,7 +110,7 @@ def _facts(variant: Variant) -> Iterator[tuple[str, str]]:
         "devices": ", ".join(supports.device),
         "dtypes": ", ".join(supports.dtype),
         "head_dim": "any" if supports.any_head_dim else shown_sizes(supports.head_dim),
-        **{part.supports: part.shown_claims(supports) for part in parts.claimed_parts()},
+        **{part.supports: part.shown_claims(supports) for part in _claimed_parts(variant)},
         "defines": ", ".join(f"{name}={value}" for name, value in variant.defines.items()),
         "flags": " ".join(variant.flags),
         "tolerance": str(variant.tolerance),

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from pytest_fa.attention.backward import GRADIENTS
 from pytest_fa.records.ranges import Natural, Real
 
 WITH_POISON = 128  # the first repeats, all of which start from NaN-filled shared memory; later ones do so in part
@@ -22,6 +23,12 @@ class Bound(msgspec.Struct, frozen=True):
     allowed: Real
     holds: bool
     enforced: bool = True
+
+    @property
+    def kind(self) -> str:
+        """The name without that of a gradient."""
+        gradient, _, kind = self.name.partition(" ")
+        return kind if gradient in GRADIENTS else self.name
 
     @property
     def used(self) -> float | None:
@@ -51,6 +58,7 @@ class Check(msgspec.Struct, frozen=True):
 
     `lse` is None unless the variant returns the log-sum-exp, whose bound is then one of `bounds`.
     `against` names the user's functions if the output was compared with those; it is empty for attention.
+    `output` names the gradient to which the figures belong: one that is wrong, or the one nearest to a bound.
     """
 
     policy: str
@@ -69,6 +77,18 @@ class Check(msgspec.Struct, frozen=True):
     worst_want: Real | None
     lse: LseCheck | None = None
     against: str = ""
+    output: str = ""
+
+    def named(self, output: str) -> Check:
+        """The verdict as that on a gradient, with its name before those of the bounds."""
+        bounds = tuple(msgspec.structs.replace(bound, name=f"{output} {bound.name}") for bound in self.bounds)
+        return msgspec.structs.replace(self, bounds=bounds, output=output)
+
+    def with_gradient(self, other: Check) -> Check:
+        """The verdict on two gradients, or on several and one more."""
+        is_first = not self.passed or (other.passed and (self.tightest.used or 0.0) >= (other.tightest.used or 0.0))
+        passed, bounds = self.passed and other.passed, (*self.bounds, *other.bounds)
+        return msgspec.structs.replace(self if is_first else other, passed=passed, bounds=bounds)
 
     @property
     def rows(self) -> dict[str, LseCheck]:
@@ -104,10 +124,12 @@ class Check(msgspec.Struct, frozen=True):
     def _broken_bound(self) -> str:
         """The value found and the value allowed, with as many digits as they differ in."""
         bound = self.tightest
-        if bound.name == "finite":
-            return f"{self.nonfinite_count} of {self.element_count} elements are NaN or Inf"
-        if bound.name == "rows past":
-            return f"{bound.value:.0f} elements of rows that belong to no query are not as declared"
+        of_gradient = f" of {self.output}" if self.output else ""
+        if bound.kind == "finite":
+            return f"{self.nonfinite_count} of {self.element_count} elements{of_gradient} are NaN or Inf"
+        if bound.kind == "rows past":
+            what = "key" if bound.name.startswith(("dk ", "dv ")) else "query"
+            return f"{bound.value:.0f} elements{of_gradient} of rows that belong to no {what} are not as declared"
         if bound.value is None:
             return f"{bound.name} error not finite, allowed {bound.allowed:.1e}"
         digits = next((n for n in (1, 3) if f"{bound.value:.{n}e}" != f"{bound.allowed:.{n}e}"), 6)
@@ -118,7 +140,7 @@ class Repeats(msgspec.Struct, frozen=True):
     """The outputs of `count` extra calls, compared bit by bit with the first one.
 
     `differing` outputs differ, in `element_count` elements; `first` is the index of the first one.  In `lse_differing`
-    calls, the log-sum-exp differs.
+    calls, the log-sum-exp differs, and `gradients_differing` has the number of calls for each gradient besides dq.
     `why_no_smem_poison` says why shared memory was not filled with NaN before calls; it is None if it was: before at
     least the first 128, and every tenth one after them.  With `may_differ`, the manifest says `deterministic: false`.
     With `later_agree`, the calls that differ are all the last ones, and their outputs are equal to one another.
@@ -132,6 +154,7 @@ class Repeats(msgspec.Struct, frozen=True):
     lse_differing: Natural = 0
     may_differ: bool = False
     later_agree: bool = False
+    gradients_differing: dict[str, Natural] = {}
 
     @property
     def equal_first_calls(self) -> int:
@@ -141,11 +164,13 @@ class Repeats(msgspec.Struct, frozen=True):
     @property
     def rows_differing(self) -> dict[str, int]:
         """In how many calls further outputs differ, by name."""
-        return {"lse": self.lse_differing}
+        return {"lse": self.lse_differing, **self.gradients_differing}
 
     def with_rows_differing(self, counts: dict[str, int]) -> Repeats:
         """The same with the number of calls in which each further output differs."""
-        return msgspec.structs.replace(self, **{f"{name}_differing": count for name, count in counts.items()})
+        of_gradients = {name: count for name, count in counts.items() if name in GRADIENTS}
+        lse = counts.get("lse", self.lse_differing)
+        return msgspec.structs.replace(self, lse_differing=lse, gradients_differing=of_gradients)
 
     @property
     def is_equal(self) -> bool:
@@ -159,7 +184,17 @@ class Repeats(msgspec.Struct, frozen=True):
         With a fault in this share of all calls, `count` calls would all be equal in less than 5 % of runs: for a share
         p of at most 3 / count, (1 - p) ** count is about exp(-3).
         """
-        return min(1.0, EXCLUDED_FAULTS / self.count) if self.is_equal and self.count else None
+        return self.excluded_by_count if self.is_equal and self.count else None
+
+    @property
+    def excluded_by_count(self) -> float:
+        """The same for an output that was equal in all calls."""
+        return min(1.0, EXCLUDED_FAULTS / max(1, self.count))
+
+    @property
+    def of_gradients(self) -> dict[str, int]:
+        """In how many calls each gradient differs."""
+        return {GRADIENTS[0]: self.differing, **self.gradients_differing}
 
 
 class Fingerprints(msgspec.Struct, frozen=True):

@@ -189,8 +189,8 @@ def _require_judgeable(options: Options, plan: Plan) -> None:
 
 
 def _require_fit_for_probes(options: Options, plan: Plan) -> None:
-    """Raise `UsageProblem` if a probe is selected together with a policy that applies only to attention."""
-    scorer = next((variant.name for variant in plan.runnable if variant.computes == "scores"), None)
-    if scorer and options.tolerance not in (None, "same_precision"):
-        text = f"--fa-tolerance={options.tolerance} judges attention; {scorer} computes scores (use same_precision)"
-        raise UsageProblem(text)
+    """Raise `UsageProblem` if scores or gradients are selected together with a policy for attention only."""
+    other = next((variant for variant in plan.runnable if variant.computes != "attention"), None)
+    if other and options.tolerance not in (None, "same_precision"):
+        computes = f"{other.name} computes {other.computes}"
+        raise UsageProblem(f"--fa-tolerance={options.tolerance} judges attention; {computes} (use same_precision)")

@@ -70,6 +70,8 @@ def repeats_line(repeats: Repeats, computes: Computes = "attention") -> str:
     memory = f"{with_poison} NaN-filled shared memory"
     if missing is not None:
         memory = f"without NaN-filled shared memory ({missing})"
+    if repeats.gradients_differing:
+        return f"  repeats: {repeats.count} {memory}, {_of_gradients(repeats)}"
     for name, differing in repeats.rows_differing.items():
         if differing and not repeats.differing:
             changed = f"the {parts.title_of(name)} of {differing} differs from the first call"
@@ -81,6 +83,16 @@ def repeats_line(repeats: Repeats, computes: Computes = "attention") -> str:
     changed = f"{repeats.differing} differ from the first call in {repeats.element_count} elements"
     reason = "a race" if not repeats.later_agree else "state kept between calls, since these all agree"
     return f"  repeats: {repeats.count} {memory}, {changed}, first at {_place(repeats.first, computes)}: {reason}"
+
+
+def _of_gradients(repeats: Repeats) -> str:
+    """Which gradients differ in how many calls, and what the equal ones exclude."""
+    counts = repeats.of_gradients
+    texts = [f"{name} differs from the first call in {count}" for name, count in counts.items() if count]
+    if equal := " and ".join(name for name, count in counts.items() if not count):
+        rate = 100 * repeats.excluded_by_count
+        texts.append(f"{equal} bitwise equal; a fault in more than {rate:.2g} % of the calls is excluded (95 %)")
+    return ", ".join(texts)
 
 
 def _diagnosis_lines(diagnosis: Diagnosis) -> list[str]:

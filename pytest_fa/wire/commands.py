@@ -63,7 +63,7 @@ class Series(msgspec.Struct, frozen=True):
     """Calls of one shape that differ in where their tensors begin.
 
     `first` has every tensor at its lowest offset.  Call i reads q, k, v and the tensors named in `moved` `shifts[i]`
-    elements further on, and writes `outs[out_of[i]]`.
+    elements further on, and writes `outs[out_of[i]]` and, by name, `more_outs[name][out_of[i]]`.
     """
 
     first: CallViews
@@ -71,6 +71,7 @@ class Series(msgspec.Struct, frozen=True):
     shifts: tuple[tuple[int, ...], ...]
     out_of: tuple[int, ...]
     moved: tuple[str, ...] = ()
+    more_outs: dict[str, tuple[View, ...]] = {}
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -284,9 +285,9 @@ class ProfilerReport(msgspec.Struct, frozen=True):
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """The command is carried out.  Which fields are set depends on the command.
 
-    `inside_us` is the candidate's own clock.  `allocated` has one entry for each output of a captured series: None
-    where the kernel wrote the output that it was given.  `compiles` is whether the variant has loaded a package that
-    compiles at the first call.
+    `inside_us` is the candidate's own clock.  `allocated` has one entry for each tensor of each output of a series:
+    None where the kernel wrote the output that it was given.  `compiles` is whether the variant has loaded a package
+    that compiles at the first call.
     """
 
     size_bytes: int = 0

@@ -88,7 +88,7 @@ def test_timed_outputs_come_back(minimal: Built) -> None:
     """`measure` returns heads that timed calls wrote, each with other inputs, and they are right for these inputs."""
     _, written = measured(minimal)
     inputs, out = stacked(written)
-    assert check_output(out, make_truth(inputs), "same_precision").passed
+    assert check_output(out.out, make_truth(inputs), "same_precision").passed
     assert len({head.inputs.q.flatten()[0].item() for head in written}) > len(written) // 2
 
 

@@ -19,8 +19,8 @@ def trio(new_project: NewProject) -> Project:
 @pytest.mark.parametrize(
     ("arguments", "title"),
     [
-        (["--fa-suite=smoke"], "fa: no GPU; 3 of 17 variants"),
-        (["--fa-variant=alpha,beta"], "fa: no GPU; 2 of 17 variants"),
+        (["--fa-suite=smoke"], "fa: no GPU; 3 of 24 variants"),
+        (["--fa-variant=alpha,beta"], "fa: no GPU; 2 of 24 variants"),
     ],
 )
 def test_header_counts(trio: Project, arguments: list[str], title: str) -> None:

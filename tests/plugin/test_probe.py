@@ -11,7 +11,7 @@ from tests.projects import NewProject, Project, Run, cases_of, variants_of
 SHAPES = ["b1h1s4d4-fp16-scores", "b1h1s32d64-fp16-sk64-scores"]
 ALL = "--fa-variant=probe_*"
 NO_GATE = "--fa-gate: no selected variant can be gated"
-GATED = "a gated variant must compute all of attention"
+GATED = "a gated variant must compute all of attention, or its gradients"
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_sdpa_is_timed_only_at_the_candidates_shapes(lab: Project) -> None:
 def test_the_header_counts_probes(lab: Project) -> None:
     """The header counts the probes."""
     lines = [line for line in lab.suite("--collect-only", ALL).all_lines if line.startswith("fa: ")]
-    assert lines == ["fa: no GPU; 2 of 17 variants"]
+    assert lines == ["fa: no GPU; 2 of 24 variants"]
 
 
 @pytest.mark.nightly
@@ -159,7 +159,7 @@ def test_a_candidate_refuses_scores(lab: Project) -> None:
         ),
         (
             ["--fa-variant=alpha", "--fa-gate=0.95", "--fa-gate-baseline=probe_right"],
-            "--fa-gate-baseline: probe_right computes scores; it must compute attention",
+            "--fa-gate-baseline: probe_right computes scores; it must compute attention or gradients",
         ),
         (
             [ALL, "--fa-tolerance=absolute"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_fa.catalog.claims import LENGTHS
-from pytest_fa.catalog.properties import PROMISED, PROPERTIES
+from pytest_fa.catalog.properties import GRADIENTS_ONLY, PROMISED, PROPERTIES
 from pytest_fa.records.log import save_records
 from pytest_fa.records.record import Environment
 from tests.factories import PYTHON_MANIFEST, record, speed
@@ -75,7 +75,8 @@ def test_named_variant_keeps_companions(trio: Project) -> None:
     assert ids == [f"test_correct[alpha-{CASE}]", *(f"test_speed[{name}-{SHAPE}]" for name in ("alpha", *COMPANIONS))]
 
 
-OF_ZERO = 1 + 12 + len(LENGTHS) + len(PROPERTIES)  # its build, the suite `history`, claims, properties
+OF_ATTENTION = {*PROPERTIES} - PROMISED - GRADIENTS_ONLY
+OF_ZERO = 1 + 12 + len(LENGTHS) + len(OF_ATTENTION)  # its build, the suite `history`, claims, properties
 
 
 def test_definition_reaches_the_build(trio: Project) -> None:
@@ -89,7 +90,7 @@ def test_definition_reaches_the_build(trio: Project) -> None:
     [
         (
             ["--fa-variant=zero"],
-            f"{1 + 12 + len(LENGTHS) + len({*PROPERTIES} - PROMISED) + 4 * len(['zero', *COMPANIONS])} tests collected",
+            f"{OF_ZERO + 4 * len(['zero', *COMPANIONS])} tests collected",
         ),
         ([ONE_CASE, "--fa-variant=alpha"], "8/10 tests collected (2 deselected)"),
     ],

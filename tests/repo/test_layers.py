@@ -59,6 +59,8 @@ VARIANTS = (
     "builtin",
     "features.selftest.cuda_cheats",
     "features.selftest.cuda_faults",
+    "features.selftest.python_autograd",
+    "features.selftest.python_backward_faults",
     "features.selftest.python_cheats",
     "features.selftest.python_faults",
     "features.selftest.python_part_faults",

@@ -106,6 +106,11 @@ def forward_of(function: Function, case: Case) -> Forward:
     A function that takes `out` may return None; then it has written into `out`.  Raises `UsageProblem` for a case with
     a part of attention for which the function takes no keyword.
     """
+    if case.computes == "gradients":
+        raise UsageProblem(
+            f"case: {case.id} asks for gradients, and {name_of(function)} is a function; give the name of a variant "
+            f"with `computes: gradients`"
+        )
     taken = _taken_keywords(function, case)
     for word, part in parts.words_beyond_plain(case).items():
         if word not in taken and word not in part.hints:

@@ -116,7 +116,8 @@ def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQues
         return GateQuestion(ratio, cases, (revision.variant,), None, left_out, gpus, revision)
     has_gpu = find_gpu() is not None
     device = variant.device_for(gpu=has_gpu)
-    sdpa = tuple(each for each in run_plan.sdpa_baselines if device in (None, each.device_for(gpu=has_gpu)))
+    alike = (each for each in run_plan.sdpa_baselines if each.computes == variant.computes)
+    sdpa = tuple(each for each in alike if device in (None, each.device_for(gpu=has_gpu)))
     return GateQuestion(ratio, cases, (baseline,) if baseline else sdpa, None, left_out, gpus)
 
 

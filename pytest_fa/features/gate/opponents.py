@@ -53,13 +53,13 @@ def options_of(options: Options) -> GateOptions:
 
 
 def gated_variants(plan: Plan) -> list[Variant]:
-    """The variants of `test_gate`: those of attention whose output is judged, without probes."""
+    """The variants of `test_gate`: those of attention or its gradients whose output is judged, without probes."""
     return [variant for variant in plan.runnable if may_be_gated(variant)]
 
 
 def may_be_gated(variant: Variant) -> bool:
-    """Whether a variant can be gated: it computes attention and is judged; probes have no baseline."""
-    return variant.is_judged and variant.role != "probe" and variant.computes == "attention"
+    """Whether a variant can be gated: it is judged, and computes more than scores; probes have no baseline."""
+    return variant.is_judged and variant.role != "probe" and variant.computes != "scores"
 
 
 def require_gated(plan: Plan) -> None:
@@ -68,7 +68,8 @@ def require_gated(plan: Plan) -> None:
     if chosen and not gated_variants(plan):
         listed = ", ".join(f"{variant.name} ({variant.role}, computes {variant.computes})" for variant in chosen)
         raise UsageProblem(
-            f"--fa-gate: no selected variant can be gated: {listed}; a gated variant must compute all of attention"
+            f"--fa-gate: no selected variant can be gated: {listed}; a gated variant must compute all of attention, or "
+            f"its gradients"
         )
 
 
@@ -82,15 +83,15 @@ def prepare_opponents(session: Session) -> None:
 def _baseline(catalog: Catalog, name: str | None) -> Variant | None:
     """The variant that `--fa-gate-baseline` names; None if it names a build key or a revision, or is not given.
 
-    Raises `UsageProblem` unless exactly one readable variant has that name and it computes attention.
+    Raises `UsageProblem` unless exactly one readable variant has that name, or if it computes scores.
     """
     if name is None or name.startswith(("key:", GIT)):
         return None
     matches = select_variants(catalog, (name,), flag="--fa-gate-baseline")
     if len(matches) != 1 or isinstance(matches[0], BrokenVariant):
         raise UsageProblem(f"--fa-gate-baseline: {name!r} must name exactly one variant with a readable manifest")
-    if matches[0].computes != "attention":
-        raise UsageProblem(f"--fa-gate-baseline: {name} computes {matches[0].computes}; it must compute attention")
+    if matches[0].computes == "scores":
+        raise UsageProblem(f"--fa-gate-baseline: {name} computes scores; it must compute attention or gradients")
     return matches[0]
 
 

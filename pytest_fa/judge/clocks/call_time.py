@@ -7,8 +7,7 @@ is the time of a batch.  Each batch has data of its own, so that no result can b
 
 from __future__ import annotations
 
-import torch
-
+from pytest_fa.gpu.inputs import Output
 from pytest_fa.judge.clocks.fresh_data import FreshData, Written
 from pytest_fa.judge.clocks.timed_series import TimedSeries
 from pytest_fa.records.sampling import timing
@@ -51,7 +50,7 @@ def call_time(data: FreshData) -> tuple[Timing, list[Written]]:
 class _Batches:
     """Batches of calls, each on its own data, and what one call of each batch wrote."""
 
-    def __init__(self, data: FreshData, outs: list[torch.Tensor]) -> None:
+    def __init__(self, data: FreshData, outs: list[Output]) -> None:
         self._data, self.outs = data, outs
         self._longest = len(outs) if data.candidate.device.type == "cpu" else 3 * MAX_CALLS
         self._series = TimedSeries(data, "call", self._longest, outs, graph=False)

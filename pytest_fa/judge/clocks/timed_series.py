@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 
-from pytest_fa.gpu.inputs import is_poison
+from pytest_fa.gpu.inputs import Output, is_poison
 from pytest_fa.judge.candidate import CommandTimes
 from pytest_fa.judge.clocks.cpu_time import CPU_THREADS
 from pytest_fa.judge.clocks.fresh_data import FreshData, Place, Written
@@ -42,15 +42,15 @@ class Copies(NamedTuple):
     """The judge's copies after a run of `calls` calls: the whole last output, and single heads of any output."""
 
     calls: int
-    last: torch.Tensor  # [batch, heads, seq_q, head_dim or seq_k]
-    heads: tuple[tuple[Place, torch.Tensor], ...]  # [1, 1, seq_q, head_dim or seq_k] each
+    last: Output  # [batch, heads, seq_q, head_dim or seq_k]
+    heads: tuple[tuple[Place, Output], ...]  # [1, 1, seq_q, head_dim or seq_k] each
 
 
 class TimedSeries:
     """A prepared series of calls, the outputs that it writes, and the way to take its time."""
 
     def __init__(
-        self, data: FreshData, name: str, calls: int, outs: list[torch.Tensor] | None = None, *, graph: bool = True
+        self, data: FreshData, name: str, calls: int, outs: list[Output] | None = None, *, graph: bool = True
     ) -> None:
         self.data, self.name, self.calls, self._graph = data, name, calls, graph
         self._given = outs or data.outs
@@ -89,13 +89,15 @@ class TimedSeries:
         count = calls or self.calls
         self.data.last_run = (self.series, count)
         places = tuple(self.data.any_place(self.series, count, self.outs) for _ in range(heads))
+        last = self.outs[0].map(torch.empty_like)  # allocated before the clock starts
+        chosen = _room_for([place.part_of(self.outs[place.slot]) for place in places])
 
         def copy_outputs(allocated: tuple[Allocated | None, ...]) -> None:
             if any(allocated):
                 self.outs = self.data.candidate.outputs_of(self.name, self._given, allocated)
-            last = self.outs[self.series.out_of[count - 1]].clone()
-            chosen = torch.stack([place.head_of(self.outs) for place in places])  # in one kernel
-            self._copies = Copies(count, last, tuple(zip(places, chosen, strict=True)))
+            last.fill_from(self.outs[self.series.out_of[count - 1]])
+            copies = _copied([place.part_of(self.outs[place.slot]) for place in places], chosen)
+            self._copies = Copies(count, last, tuple(zip(places, copies, strict=True)))
 
         run = command or (ReplaySeries(self.name) if self._graph else Run(self.name, count))
         return self.data.candidate.timed(run, meanwhile, copy_outputs, self._publish)
@@ -121,7 +123,9 @@ class TimedSeries:
     @property
     def shares_outputs(self) -> bool:
         """Whether calls that should write different outputs wrote the same memory, such as a buffer of their own."""
-        return len({out.data_ptr() for out in self.outs}) < len(self.outs)
+        return any(
+            len({each.named[name].data_ptr() for each in self.outs}) < len(self.outs) for name in self.outs[0].named
+        )
 
     def written_head(self) -> Written:
         """One of the heads that were copied by `time`: one with NaN left if there is one."""
@@ -130,10 +134,10 @@ class TimedSeries:
         if place is None and secrets.randbelow(2):
             return self.written_heads()[0]
         slot = self.series.out_of[copies.calls - 1]
-        place = place or Place(slot, *(secrets.randbelow(size) for size in copies.last.shape[:2]))
+        place = place or self.data.place_in(slot, self.outs)
         if place.slot == slot:
-            return self._written(place, place.head_in(copies.last))
-        return self._written(place, place.head_of(self.outs).clone())
+            return self._written(place, place.part_of(copies.last))
+        return self._written(place, place.part_of(self.outs[place.slot]).clone())
 
     def written_heads(self) -> list[Written]:
         """The heads that were chosen before the last run."""
@@ -160,16 +164,32 @@ class TimedSeries:
         assert self._copies is not None  # noqa: S101  # `time` sets it
         return self._copies
 
-    def _written(self, place: Place, out: torch.Tensor) -> Written:
+    def _written(self, place: Place, output: Output) -> Written:
         inputs = self.data.inputs_of(self.series, self._known_copies.calls, self.outs, place)
-        return Written(inputs, self.data.dense(out.clone()))
+        return Written(inputs, self.data.dense(output.clone()))
 
     def _unwritten(self, copies: Copies) -> Place | None:
         """A head that still has NaN with which outputs were filled.  On the CPU, all outputs are searched."""
         slot = self.series.out_of[copies.calls - 1]
-        places = self.data.judged(is_poison(copies.last)).nonzero()  # [places, 4]
-        if len(places):
-            return Place(slot, int(places[0, 0]), int(places[0, 1]))
+        if missing := self.data.missing_in(slot, copies.last, is_poison):
+            return missing
         if self.data.candidate.device.type == "cpu":
             return self.data.unwritten(self.series, copies.calls, self.outs)
         return None
+
+
+def _room_for(outputs: list[Output]) -> dict[str, torch.Tensor]:
+    """Uninitialized tensors for copies of outputs of one shape, by name."""
+    first = outputs[0].named if outputs else {}
+    return {name: each.new_empty((len(outputs), *each.shape)) for name, each in first.items()}
+
+
+def _copied(outputs: list[Output], room: Mapping[str, torch.Tensor]) -> list[Output]:
+    """Copies of outputs of one shape: one kernel for all of a name."""
+    if not outputs:
+        return []
+    whole = {
+        name: torch.stack([each.named[name] for each in outputs], out=copies).unbind() for name, copies in room.items()
+    }
+    outs, more = whole.pop("out"), whole
+    return [Output(out, {name: more[name][index] for name in more}) for index, out in enumerate(outs)]

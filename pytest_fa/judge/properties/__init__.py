@@ -24,6 +24,7 @@ from pytest_fa.judge.properties.data import (
     negative_scale,
     zero_scale,
 )
+from pytest_fa.judge.properties.gradients import hard_gradients
 from pytest_fa.judge.properties.invariance import (
     batch_invariance,
     chunk_invariance,
@@ -50,6 +51,7 @@ PROPERTIES: dict[str, Callable[[PropertySubject], None]] = {
     each.__name__: each
     for each in (
         hard_data,
+        hard_gradients,
         zero_scale,
         negative_scale,
         head_independence,

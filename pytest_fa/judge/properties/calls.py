@@ -10,6 +10,8 @@ import random
 
 import torch
 
+from pytest_fa.attention.backward import DLSE, LIKE, LSE, rows_as_kernels_have
+from pytest_fa.attention.backward import PART as BACKWARD
 from pytest_fa.attention.ragged import PART as RAGGED
 from pytest_fa.attention.ragged import with_lengths
 from pytest_fa.errors import UnsupportedCase, WrongResult
@@ -31,7 +33,7 @@ def new_data(subject: PropertySubject) -> None:
     for _ in range(21):  # a cache may begin to store results only after a few calls
         subject.call(inputs, out)
     others = subject.inputs(seed=1)
-    _overwrite(inputs, others)
+    _overwrite(subject, inputs, others)
     subject.require_right("new_data", subject.call(inputs, out).clone(), others)
 
 
@@ -44,8 +46,9 @@ def new_lengths(subject: PropertySubject) -> None:
     subject.call(inputs, out)
     others = subject.inputs(seed=1)
     lengths = {name: others.extra[name] for name in RAGGED.words if name in others.extra}
-    others = with_lengths(others, {name: each.flip(0).clamp_max(each.max() - 1) for name, each in lengths.items()})
-    _overwrite(inputs, others)
+    changed = {name: each.flip(0).clamp_max(each.max() - 1) for name, each in lengths.items()}
+    others = BACKWARD.call_given(with_lengths(BACKWARD.call_meant(others), changed))
+    _overwrite(subject, inputs, others)
     out.poison()
     subject.require_right("new_lengths", subject.call(inputs, out).clone(), others)
     if subject.device.type == "cuda":
@@ -73,6 +76,9 @@ def _merged(inputs: Inputs) -> Inputs:
     """The same memory, with batches as heads of one batch."""
     batch, heads = inputs.q.shape[:2]
     extra = {name: tensor.expand(batch, heads, -1, -1).flatten(0, 1)[None] for name, tensor in inputs.extra.items()}
+    for name in (LSE, DLSE):
+        if name in extra:
+            extra[name] = rows_as_kernels_have(extra[name], inputs.conventions)
     descales = inputs.descales and inputs.descales.map(_one_batch)
     return inputs.map(_one_batch)._replace(descales=descales, extra=extra)
 
@@ -84,6 +90,8 @@ def _one_batch(tensor: torch.Tensor) -> torch.Tensor:
 
 def _one_batch_of_rows(name: str, rows: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     """The memory of a further output, for one batch."""
+    if name in LIKE:
+        return _one_batch(rows)
     like = empty_rows(name, _one_batch(inputs.q), inputs.conventions)
     memory = as_kernels_have(name, rows, inputs.conventions).view(like.shape)
     return as_kernels_have(name, memory, inputs.conventions)
@@ -181,7 +189,7 @@ def _require_right_replay(
         raise WrongResult(name, f"{name}: the call cannot be captured: {problem}") from problem
     for seed in (1, 2):
         others = subject.inputs(seed)
-        _overwrite(inputs, others)
+        _overwrite(subject, inputs, others)
         out.poison()
         before = clone(inputs)
         synchronize(subject.device)
@@ -204,7 +212,7 @@ def other_device(subject: PropertySubject) -> None:
     subject.require_right("other_device", out, on_gpu_1)
 
 
-def _overwrite(inputs: Inputs, others: Inputs) -> None:
-    data = clone(others.placed()).parts
+def _overwrite(subject: PropertySubject, inputs: Inputs, others: Inputs) -> None:
+    data = clone(subject.taken(others)).parts
     for name, tensor in inputs.parts.items():
         tensor.copy_(data[name])

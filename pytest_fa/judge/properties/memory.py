@@ -8,9 +8,10 @@ from functools import partial
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import LIKE
 from pytest_fa.attention.layout import AxisOrder, swapped
 from pytest_fa.errors import LacksMemory, UnsupportedCase, WrongResult
-from pytest_fa.gpu.inputs import Inputs
+from pytest_fa.gpu.inputs import Inputs, Output
 from pytest_fa.judge.properties.cut import cut, has_heads_last, lengths
 from pytest_fa.judge.subject import PropertySubject
 
@@ -64,7 +65,12 @@ def different_strides(subject: PropertySubject) -> None:
     unit = _unit(taken)
     q, k, v = (_with_own_strides(tensor, place, unit) for place, tensor in enumerate(taken[:3]))
     output = subject.output(taken)
-    moved = output._replace(out=_with_own_strides(output.out, 3, unit))
+    more = {
+        name: _with_own_strides(output.more[name], 5 + place, unit)
+        for place, name in enumerate(LIKE)
+        if name in output.more
+    }
+    moved = Output(_with_own_strides(output.out, 3, unit), {**output.more, **more})
     strided = taken._replace(q=q, k=k, v=v)
     strided = _with_matrices(strided, lambda tensor: _with_own_strides(tensor, 4, unit))
     words = " (each tensor has strides of its own, with NaN in its gaps: is each read and written with its own?)"
@@ -138,7 +144,7 @@ def far_offsets(subject: PropertySubject) -> None:
 
     def check_queries(move: Restride) -> None:
         output = subject.output(taken)
-        moved = output._replace(out=move(output.out))
+        moved = _moved(output, move)
         subject.require_right("far_offsets", subject.call(taken._replace(q=move(taken.q)), moved), inputs)
 
     checks = (check_keys, check_queries)
@@ -175,7 +181,7 @@ def _require_right_in(name: str, subject: PropertySubject, move: Restride, words
     taken = _taken(subject, inputs)
     placed = _with_matrices(taken.map(move), move)
     output = subject.output(taken)
-    moved = output._replace(out=move(output.out))
+    moved = _moved(output, move)
     subject.require_right(name, subject.call(placed, moved), inputs, f" ({words})")
 
 
@@ -184,9 +190,16 @@ def _taken(subject: PropertySubject, inputs: Inputs) -> Inputs:
     return subject.taken(inputs) if inputs.cache is None else inputs
 
 
+def _moved(output: Output, move: Restride) -> Output:
+    """The output moved, and with it other gradients; a log-sum-exp is dense in each call."""
+    more = {name: move(tensor) if name in LIKE else tensor for name, tensor in output.more.items()}
+    return Output(move(output.out), more)
+
+
 def _with_matrices(inputs: Inputs, move: Restride) -> Inputs:
     """The inputs with those tensors of parts moved that are no vectors, which are dense in each call."""
-    extra = {name: tensor if parts.tensor_form(name).vector else move(tensor) for name, tensor in inputs.extra.items()}
+    forms = {name: parts.tensor_form(name).vector for name in inputs.extra}
+    extra = {name: move(each) if forms[name] in ("", "like_out") else each for name, each in inputs.extra.items()}
     return inputs._replace(extra=extra)
 
 

@@ -23,7 +23,7 @@ FORM = (
     "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-win<left>_<right>][-kv<heads>][-sk<keys>][-var1|-var2|-var3|-var4|-var5]"
     "[-page<size>[hnd]][-kv_e4m3_t|-kv_e4m3_h|-kv_e4m3_th|-kv_int8_t|-kv_int8_h|-kv_int8_th][-append]"
     "[-dv<size>][-scale<factor>][-cap<cap>][-bias<axes>][-alibi][-mask<axes>][-sink]"
-    "[-bshd|-packed|-thd][-scores][-out_bf16][-zero_head|-outlier|-tiny][-seed<N>]"
+    "[-bshd|-packed|-thd][-scores|-bwd][-dlse][-out_bf16][-zero_head|-outlier|-tiny][-seed<N>]"
 )
 
 
@@ -40,7 +40,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "glob": (
         lambda: pytest_fa.check("sdpa_*", CASE),
-        "function: 'sdpa_*' selects 11 variants (sdpa_flash, sdpa_flash_cpu, sdpa_cudnn, ...); give the name of one",
+        "function: 'sdpa_*' selects 18 variants (sdpa_flash, sdpa_flash_cpu, sdpa_cudnn, ...); give the name of one",
     ),
     "definition": (
         lambda: pytest_fa.check("mine@X", CASE),
@@ -125,7 +125,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pytest_fa.gate("noop", 0.95, CASE),
         (
             "name: no selected variant can be gated: noop (overhead, computes attention); a gated variant must compute "
-            "all of attention"
+            "all of attention, or its gradients"
         ),
     ),
     "ratio": (

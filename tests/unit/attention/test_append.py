@@ -259,7 +259,7 @@ def test_timed_calls_append_to_one_cache() -> None:
     for _ in range(6):
         for written in (series.written_head(), *series.written_heads()):
             keys = (written.inputs.k + written.inputs.v)[:, :, : int(written.inputs.extra["seqlens_k"])]
-            torch.testing.assert_close(written.inputs.q + keys.sum(2, keepdim=True), written.out)
+            torch.testing.assert_close(written.inputs.q + keys.sum(2, keepdim=True), written.output.out)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.conventions import read_conventions
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.own_tolerance import own_tolerance
-from pytest_fa.catalog.properties import ON_GPU, PROMISED
+from pytest_fa.catalog.properties import GRADIENTS_ONLY, ON_GPU, PROMISED
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ManifestError
 from pytest_fa.judge.pipeline import run_case
@@ -147,7 +147,7 @@ def yaml_of(declared: dict[str, str]) -> str:
     return ", ".join(f"{key}: {value}" for key, value in declared.items())
 
 
-@pytest.mark.parametrize("name", [name for name in PROPERTIES if name not in ON_GPU | PROMISED])
+@pytest.mark.parametrize("name", [name for name in PROPERTIES if name not in ON_GPU | PROMISED | GRADIENTS_ONLY])
 @pytest.mark.parametrize("rest", CASES_OF_ALL[:2])
 def test_properties_follow_the_conventions(variant_of: VariantOf, name: str, rest: str) -> None:
     """Each property makes its calls in the declared conventions."""

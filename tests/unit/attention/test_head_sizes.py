@@ -16,7 +16,14 @@ from pytest_fa.catalog.claims import claim_cases, unjudged
 from pytest_fa.catalog.factors import claim_of
 from pytest_fa.catalog.fit import EVERYTHING, fitted
 from pytest_fa.catalog.manifest import read_manifest
-from pytest_fa.catalog.properties import ON_GPU, PROMISED, PROPERTIES, case_of_property, property_case
+from pytest_fa.catalog.properties import (
+    GRADIENTS_ONLY,
+    ON_GPU,
+    PROMISED,
+    PROPERTIES,
+    case_of_property,
+    property_case,
+)
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ManifestError, UsageProblem
 from pytest_fa.gpu.inputs import make_inputs, poisoned_output
@@ -178,7 +185,7 @@ def test_e4m3_has_a_size_of_v(variant_of: VariantOf) -> None:
     assert result.outcome == "ok", result.message
 
 
-@pytest.mark.parametrize("name", [name for name in PROPERTIES if name not in ON_GPU | PROMISED])
+@pytest.mark.parametrize("name", [name for name in PROPERTIES if name not in ON_GPU | PROMISED | GRADIENTS_ONLY])
 def test_the_properties_hold_with_another_size_of_v(variant_of: VariantOf, name: str) -> None:
     """Each property holds of a right kernel whose V is wider than its K."""
     result = judged(variant_of(supports=SUPPORTS.replace("bshd", "bhsd")), "b2h3s150d72-fp16-dv80-seed0", name)

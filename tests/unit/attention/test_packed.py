@@ -158,7 +158,7 @@ def test_timed_calls_move_the_one_tensor() -> None:
     for _ in range(5):
         place = data.any_place(series, 5, outs)
         read = data.inputs_of(series, 5, outs, place)
-        assert torch.equal(read.q + read.k + read.v, place.head_of(outs))
+        assert torch.equal(read.q + read.k + read.v, place.part_of(outs[place.slot]).out)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
-from pytest_fa.candidate.agent import Agent, written
+from pytest_fa.candidate.agent import Agent
+from pytest_fa.candidate.output import written
 from pytest_fa.candidate.serving import problem_of
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import FaError, LaunchError, UnsupportedCase, WrongResult
@@ -207,8 +208,8 @@ def test_another_kind_of_output_is_refused(
 def test_written_returns_the_output_itself() -> None:
     """`written` copies only what is not in the output already."""
     out, result = torch.zeros(2, 2), torch.ones(2, 2)
-    assert written(out, out) is out
-    assert written(result, out) is out
+    assert written(out, (out,)) is out
+    assert written(result, (out,)) is out
     assert torch.equal(out, result)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
 
+from pytest_fa.attention.backward import ARGUMENTS
 from pytest_fa.candidate import module
 from pytest_fa.candidate.adapter import adapted
 from pytest_fa.candidate.module import load_forward
@@ -41,6 +42,7 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, drop
 def paged_varlen(q, k_cache, v_cache, cu_seqlens_q, max_seqlen_q, seqused_k, page_table, *, softmax_scale): pass
 def with_optional_starts(q, k, v, cu_seqlens_q=None, causal=False): pass
 def packed_varlen(qkv, cu_seqlens, max_seqlen): pass
+def backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal): pass
 def anything(*args, **keywords): pass
 """,
     FUNCTIONS,
@@ -69,6 +71,18 @@ def test_the_line_for_another_signature_is_given(function: str, line: str) -> No
     )
     value = ", with a value in place of VALUE" if "VALUE" in line else ""
     assert problem.endswith(f'; write in variant.yaml `entry: {{target: "entry:forward", call: {{{line}}}}}`{value}')
+
+
+def test_a_backward_function_gets_its_line() -> None:
+    """It has the words of gradients; a manifest that does not compute them is to say so."""
+    line = "arguments: [dout, q, k, v, out, lse, dq, dk, dv], keywords: {dropout_p: 0.0, softmax_scale: scale, "
+    answer = "; and `computes: gradients`"
+    problems = [
+        signature_problem(FUNCTIONS["backward"], PYTHON),
+        signature_problem(FUNCTIONS["backward"], PYTHON, ("dq", "dk", "dv"), tuple(ARGUMENTS)),
+    ]
+    assert [line in str(problem) for problem in problems] == [True, True]
+    assert [answer in str(problem) for problem in problems] == [True, False]
 
 
 def test_what_is_not_judged_is_switched_off(snapshot: SnapshotAssertion) -> None:

@@ -178,8 +178,8 @@ def test_work_is_counted_per_call(text: str, flops: int, moved: int) -> None:
 )
 def test_the_work_of_a_backward_call(text: str, flops: int, moved: int) -> None:
     """Five matrix products; each tensor and gradient of the keys and queries that count, once."""
-    case = parse_case(text)
-    assert (flops, moved) == (case.backward_flops, case.backward_touched_bytes)
+    case = parse_case(text).computing("gradients")
+    assert (flops, moved) == (case.flops_per_call, case.touched_bytes)
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128])

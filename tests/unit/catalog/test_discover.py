@@ -32,6 +32,13 @@ COMPANIONS = {
     "sdpa_efficient_gathered": "baseline",
     "sdpa_math_gathered": "baseline",
     "torch_varlen": "baseline",
+    "sdpa_math_autograd": "baseline",
+    "sdpa_flash_autograd": "baseline",
+    "sdpa_cudnn_autograd": "baseline",
+    "sdpa_efficient_autograd": "baseline",
+    "sdpa_flash_backward": "baseline",
+    "sdpa_cudnn_backward": "baseline",
+    "sdpa_efficient_backward": "baseline",
 }
 SOURCE = {"kernel.cu": ""}
 

@@ -36,8 +36,6 @@ MANIFESTS = {
     entry("keywords: {dropout_p: VALUE}"): "dropout",
     "variants: {a: {supports: {varlen: true}}}": "packed_varlen",
     entry("keywords: {cu_seqlens: VALUE}"): "packed_varlen",
-    "computes: backward": "backward",
-    "returns: [dq, dk, dv]": "backward",
     "supports: {dtype: [int8]}": "int8",
     "supports: {dtype: int8}": "int8",
     "supports: {kv_dtype: int8}": "int8",

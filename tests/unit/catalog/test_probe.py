@@ -10,7 +10,14 @@ from pytest_fa.attention.scores import Computes
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
-from pytest_fa.catalog.properties import ATTENTION_ONLY, PROMISED, PROPERTIES, properties_of, property_case
+from pytest_fa.catalog.properties import (
+    ATTENTION_ONLY,
+    GRADIENTS_ONLY,
+    PROMISED,
+    PROPERTIES,
+    properties_of,
+    property_case,
+)
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ManifestError
 from pytest_fa.features.gate.opponents import may_be_gated
@@ -125,7 +132,8 @@ def test_scores_have_all_properties_but_those_of_attention(write_variant: WriteV
     """A probe of scores has all properties except those of softmax weights and values, on a case of scores."""
     variant = read(write_variant, SCORES + CASES + "supports: {seq_q_multiple_of: 32, seq_k_multiple_of: 64}\n")
     assert property_case(variant).id == "b2h3s160d64-fp16-sk192-scores-seed0"
-    assert [name for name in PROPERTIES if name not in ATTENTION_ONLY | PROMISED] == list(properties_of(variant))
+    left_out = ATTENTION_ONLY | GRADIENTS_ONLY | PROMISED
+    assert [name for name in PROPERTIES if name not in left_out] == list(properties_of(variant))
     assert list(ATTENTION_ONLY) == ["hard_data"]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
-from pytest_fa.catalog.properties import ON_GPU, PROMISED, PROPERTIES
+from pytest_fa.catalog.properties import GRADIENTS_ONLY, ON_GPU, PROMISED, PROPERTIES
 from pytest_fa.catalog.variant import tolerance_for
 from pytest_fa.judge.pipeline import run_case
 from pytest_fa.wire.jobs import CaseJob, CaseResult
@@ -161,7 +161,7 @@ def test_a_kernel_with_p_in_16_bits_is_judged_by_its_output(e4m3_job_of: E4m3Job
     assert [result.outcome for result in results] == ["wrong", "ok"]
 
 
-@pytest.mark.parametrize("name", [name for name in PROPERTIES if name not in ON_GPU | PROMISED])
+@pytest.mark.parametrize("name", [name for name in PROPERTIES if name not in ON_GPU | PROMISED | GRADIENTS_ONLY])
 @pytest.mark.parametrize("policy", ["fp8", "same_precision"])
 def test_properties(e4m3_job_of: E4m3JobOf, name: str, policy: str) -> None:
     """A right kernel has every property that needs no GPU."""

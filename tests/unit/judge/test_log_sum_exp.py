@@ -14,7 +14,7 @@ from pytest_fa.attention.lse import PART
 from pytest_fa.attention.rows import RowTruth
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Rounding
-from pytest_fa.gpu.inputs import Inputs, make_inputs, poisoned_rows
+from pytest_fa.gpu.inputs import Inputs, make_inputs, poisoned_more
 from pytest_fa.judge.row_outputs import check_rows, explain_rows, make_row_truth
 from pytest_fa.judge.truth import hidden_keys, repeated_heads
 from tests.tiers import nightly_after
@@ -239,7 +239,7 @@ def test_nan(snapshot: SnapshotAssertion) -> None:
     truth, right = make_lse_truth(inputs), torch.logsumexp(scores_of(inputs), -1)
     assert check_lse(right, truth)[0].holds
     assert not check_lse(right.nan_to_num(0.0), truth)[0].holds
-    unwritten = poisoned_rows("lse", inputs)
+    unwritten = poisoned_more("lse", inputs)
     bound, check = check_lse(unwritten, truth)
     assert (bound.holds, bound.value, check.bad_count) == (False, None, 127)
     assert snapshot == explain_lse(unwritten, truth, inputs)

@@ -469,7 +469,7 @@ def test_repeats_are_equal(job_of: JobOf) -> None:
 
     assert result.outcome == "ok"
     assert result.repeats is not None
-    assert msgspec.structs.astuple(result.repeats) == (12, 0, 0, None, "runs on the CPU", 0, False, False)
+    assert msgspec.structs.astuple(result.repeats) == (12, 0, 0, None, "runs on the CPU", 0, False, False, {})
 
 
 def test_repeats_fill_their_time(job_of: JobOf) -> None:

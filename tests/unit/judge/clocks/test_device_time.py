@@ -111,7 +111,7 @@ def test_written_heads_are_those_of_timed_calls(monkeypatch: pytest.MonkeyPatch)
     written = device_time(clocked(monkeypatch, Kernel(50_000.0))).written
 
     assert len(written) == 5
-    assert all(torch.equal(head.out, head.inputs.q) for head in written)
+    assert all(torch.equal(head.output.out, head.inputs.q) for head in written)
 
 
 def test_a_timed_call_that_writes_nothing_is_found() -> None:
@@ -127,7 +127,7 @@ def test_a_timed_call_that_writes_nothing_is_found() -> None:
         return out.copy_(q)
 
     data = fresh_data(writes_twice)
-    assert all(bool(is_poison(head.out).all()) for head in device_time(data).written)
+    assert all(bool(is_poison(head.output.out).all()) for head in device_time(data).written)
 
 
 def test_a_kernel_that_changes_its_inputs_while_timed_is_wrong() -> None:
@@ -295,7 +295,7 @@ def test_batches(monkeypatch: pytest.MonkeyPatch, cost_us: float, calls: int, sa
 
     assert timing.samples_us == pytest.approx((cost_us,) * samples)
     assert (timing.calls_per_sample, timing.method) == (calls, f"wall clock of batches of {calls} calls")
-    assert all(torch.equal(head.out, head.inputs.q) for head in written)
+    assert all(torch.equal(head.output.out, head.inputs.q) for head in written)
 
 
 def test_every_batch_reads_new_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,4 +346,4 @@ def test_measure_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (speed.launches, speed.launches_missing) == ((), "runs on the CPU")
     assert (speed.clocks_before, speed.clocks_after, speed.outside) == (None, None, None)
     assert len(written) > len(speed.device.samples_us)
-    assert not any(math.isnan(float(head.out.float().sum())) for head in written)
+    assert not any(math.isnan(float(head.output.out.float().sum())) for head in written)

@@ -17,11 +17,10 @@ from pytest_fa.judge.clocks import fresh_data as fresh_data_module
 from pytest_fa.judge.clocks.fresh_data import (
     MAX_PUBLISH_US,
     MIN_COPY_BYTES_PER_US,
-    OFFSET_BYTES,
-    RANGE_BYTES,
     FreshData,
     stacked,
 )
+from pytest_fa.judge.clocks.shifts import OFFSET_BYTES, RANGE_BYTES
 from pytest_fa.judge.clocks.timed_series import TimedSeries
 from pytest_fa.judge.truth import make_truth
 from pytest_fa.wire.commands import Run
@@ -113,7 +112,7 @@ def test_a_redraw_changes_everything() -> None:
     run(data, 1)
     for _ in range(30):
         data.redraw()
-        assert bool(is_poison(data.outs[0]).all())
+        assert bool(is_poison(data.outs[0].out).all())
         data.candidate.timed(Run("calls", 1))
     for before, after in zip(kernel.read, kernel.read[1:], strict=False):
         for old, new in zip(before, after, strict=True):
@@ -145,11 +144,11 @@ def test_outputs_begin_as_nan_in_the_layout_of_q() -> None:
     """Outputs are filled with NaN, have q's shape and strides, and do not share memory."""
     case = "b2h4s32d64-fp16-bshd-seed0"
     data = fresh_data(case=case, l2_bytes=50 * 2**20)
-    assert [bool(out.isnan().all()) for out in data.outs] == [True] * 8
-    assert {out.stride() for out in data.outs} == {make_inputs(parse_case(case), CPU).q.stride()}
+    assert [bool(each.out.isnan().all()) for each in data.outs] == [True] * 8
+    assert {each.out.stride() for each in data.outs} == {make_inputs(parse_case(case), CPU).q.stride()}
     for index, out in enumerate(data.outs):
-        out.fill_(index)
-    assert [float(out.float().mean()) for out in data.outs] == list(range(8))
+        out.out.fill_(index)
+    assert [float(each.out.float().mean()) for each in data.outs] == list(range(8))
 
 
 def test_outputs_are_written_in_a_secret_order() -> None:
@@ -161,7 +160,7 @@ def test_outputs_are_written_in_a_secret_order() -> None:
     assert len(set(rounds)) > 5
     other = fresh_data(kernel, l2_bytes=50 * 2**20)
     series = run(other, 20)
-    assert kernel.outs == [other.outs[slot].data_ptr() for slot in series.series.out_of]
+    assert kernel.outs == [other.outs[slot].out.data_ptr() for slot in series.series.out_of]
 
 
 def adds_k(q: torch.Tensor, k: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> torch.Tensor:
@@ -178,11 +177,11 @@ def test_a_written_head_comes_with_what_its_call_read(case: str) -> None:
     heads = [*series.written_heads(), series.written_head()]
     for head in heads:
         assert [tuple(tensor.shape) for tensor in head.inputs[:3]] == [(1, 1, 32, 64)] * 3
-        assert torch.equal(head.out, head.inputs.q + head.inputs.k)
-    assert len({float(head.out.float().sum()) for head in heads}) > 8
-    inputs, out = stacked(heads)
-    assert out.shape == inputs.q.shape == inputs.v.shape == (40, 1, 32, 64)
-    assert torch.equal(out, inputs.q + inputs.k)
+        assert torch.equal(head.output.out, head.inputs.q + head.inputs.k)
+    assert len({float(head.output.out.float().sum()) for head in heads}) > 8
+    inputs, output = stacked(heads)
+    assert output.out.shape == inputs.q.shape == inputs.v.shape == (40, 1, 32, 64)
+    assert torch.equal(output.out, inputs.q + inputs.k)
 
 
 def test_heads_of_sequences_behind_one_another_have_their_own_sinks() -> None:
@@ -191,8 +190,8 @@ def test_heads_of_sequences_behind_one_another_have_their_own_sinks() -> None:
     data = fresh_data(case=case)
     series = run(data, 3)
     heads = [series.written_head() for _ in range(8)]
-    inputs, out = stacked(heads)
-    assert make_truth(inputs).out.shape == out.shape == (8 * 4, 1, 32, 64)
+    inputs, output = stacked(heads)
+    assert make_truth(inputs).out.shape == output.out.shape == (8 * 4, 1, 32, 64)
     for word in ("sink", "alibi_slopes"):
         own = torch.cat([head.inputs.extra[word].flatten() for head in heads])
         assert torch.equal(inputs.extra[word].flatten(), own.repeat_interleave(4))
@@ -203,10 +202,10 @@ def test_a_written_head_is_a_private_copy() -> None:
     data = fresh_data()
     series = run(data, 3)
     head = series.written_head()
-    before = head.out.clone()
+    before = head.output.out.clone()
     data.redraw()
-    assert torch.equal(head.out, before)
-    assert torch.equal(head.out, head.inputs.q)
+    assert torch.equal(head.output.out, before)
+    assert torch.equal(head.output.out, head.inputs.q)
 
 
 def test_a_result_of_an_earlier_call_is_wrong() -> None:
@@ -219,7 +218,7 @@ def test_a_result_of_an_earlier_call_is_wrong() -> None:
 
     data = fresh_data(keeps)
     head = run(data, 20).written_head()
-    assert float((head.out == head.inputs.q).float().mean()) < 0.05
+    assert float((head.output.out == head.inputs.q).float().mean()) < 0.05
 
 
 def test_an_output_that_was_never_written_keeps_the_poison() -> None:
@@ -231,8 +230,8 @@ def test_an_output_that_was_never_written_keeps_the_poison() -> None:
 
     data = fresh_data(writes_half)
     head = run(data, 4).written_head()
-    assert bool(is_poison(head.out[..., 0]).all())
-    assert bool(head.out[..., 1:].isfinite().all())
+    assert bool(is_poison(head.output.out[..., 0]).all())
+    assert bool(head.output.out[..., 1:].isfinite().all())
 
 
 def test_scores_have_an_output_of_their_own_shape() -> None:
@@ -244,8 +243,8 @@ def test_scores_have_an_output_of_their_own_shape() -> None:
     data = fresh_data(scores, "b1h2s32d64-fp16-sk48-scores-seed0")
     head = run(data, 3).written_head()
     expected = (head.inputs.q.float() @ head.inputs.k.float().transpose(2, 3)).half()
-    assert head.out.shape == (1, 1, 32, 48)
-    torch.testing.assert_close(head.out, expected)
+    assert head.output.out.shape == (1, 1, 32, 48)
+    torch.testing.assert_close(head.output.out, expected)
 
 
 # -- inputs stay ------------------------------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
+from pytest_fa.gpu.inputs import Output
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.timing import OutsideTime
 from pytest_fa.wire.commands import Series
@@ -144,7 +144,7 @@ def test_sets_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     class Keeps(TakesTurns):
         """Keeps the series that it makes."""
 
-        def series(self, count: int, outs: list[torch.Tensor] | None = None) -> Series:
+        def series(self, count: int, outs: list[Output] | None = None) -> Series:
             """A series, which is kept."""
             kept.append(super().series(count, outs))
             return kept[-1]

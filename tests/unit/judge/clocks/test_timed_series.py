@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.gpu.inputs import is_poison, make_inputs
+from pytest_fa.gpu.inputs import Output, is_poison, make_inputs
 from pytest_fa.judge import candidate as candidate_module
 from pytest_fa.judge.candidate import Candidate, CommandTimes
 from pytest_fa.judge.clocks import timed_series
-from pytest_fa.judge.clocks.fresh_data import FreshData, Place
+from pytest_fa.judge.clocks.fresh_data import FreshData, Heads, Place
 from pytest_fa.judge.clocks.timed_series import TimedSeries
 from pytest_fa.records.timing import CallNodes, LaunchedKernel
 from pytest_fa.wire.commands import Allocated, Done, Run
@@ -93,8 +93,8 @@ def test_what_is_written_after_the_copies_does_not_count() -> None:
     for thread in threads:
         thread.join()
     head = series.written_head()
-    assert bool(is_poison(head.out).all())
-    assert bool(is_poison(series.written_heads()[0].out).all())
+    assert bool(is_poison(head.output.out).all())
+    assert bool(is_poison(series.written_heads()[0].output.out).all())
 
 
 def test_the_last_output_and_chosen_heads_are_copied() -> None:
@@ -104,11 +104,11 @@ def test_the_last_output_and_chosen_heads_are_copied() -> None:
     for _ in range(60):
         series.time()
         head = series.written_head()
-        assert torch.equal(head.out, head.inputs.q)
+        assert torch.equal(head.output.out, head.inputs.q)
         (place, _), *others = series._known_copies.heads
         slots.append(place.slot)
         assert others == []
-        assert torch.equal(series._known_copies.last, series.outs[series.series.out_of[-1]])
+        assert torch.equal(series._known_copies.last.out, series.outs[series.series.out_of[-1]].out)
     assert len(set(slots)) > 5
 
 
@@ -124,7 +124,7 @@ def test_a_hole_in_the_last_output_is_chosen() -> None:
     series = TimedSeries(fresh_data(leaves_a_hole), "calls", 5, graph=False)
     for _ in range(5):
         series.time()
-        assert int(is_poison(series.written_head().out).sum()) == 1
+        assert int(is_poison(series.written_head().output.out).sum()) == 1
 
 
 def test_one_buffer_for_all_calls_is_noticed_and_not_wrong() -> None:
@@ -135,7 +135,7 @@ def test_one_buffer_for_all_calls_is_noticed_and_not_wrong() -> None:
     for _ in range(10):
         series.time(heads=5)
         for head in (series.written_head(), *series.written_heads()):
-            assert torch.equal(head.out, head.inputs.q)
+            assert torch.equal(head.output.out, head.inputs.q)
 
 
 def test_outputs_are_filled_in_one_piece() -> None:
@@ -143,17 +143,17 @@ def test_outputs_are_filled_in_one_piece() -> None:
     data = fresh_data()
     for outs in (data.outs, data.outs[::2], [data.outs[3]]):
         for out in data.outs:
-            out.zero_()
+            out.out.zero_()
         data.redraw(outs)
         for out in data.outs:
-            assert bool(is_poison(out).all()) == any(out is each for each in outs)
+            assert bool(is_poison(out.out).all()) == any(out is each for each in outs)
     assert data.fill_us(data.outs) > 0
 
 
 def test_a_place_is_a_view() -> None:
     """A head of an output has four dimensions and shares its memory."""
     out = torch.zeros(2, 3, 4, 5)
-    Place(1, 1, 2).head_of([torch.zeros(0), out]).fill_(1)
+    Place(1, 1, Heads(slice(2, 3), slice(0, 1))).part_of(Output(out)).out.fill_(1)
     assert (int(out.sum()), int(out[1, 2].sum())) == (20, 20)
 
 

@@ -1,0 +1,49 @@
+"""The reference of a backward pass is right in judged and in timed calls, with every part of attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.catalog.properties import case_of_property
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.judge.candidate import Candidate
+from pytest_fa.judge.pipeline import run_case
+from tests.factories import cpu_job
+
+KERNELS = Path(__file__).parents[3] / "kernels"
+
+
+@pytest.fixture(name="reference")
+def _reference() -> Variant:
+    (variant,) = read_manifest(KERNELS / "reference_backward" / "variant.yaml", KERNELS)
+    return variant
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "b1h2s48d64-fp16-causal-sk80-bwd-seed0",
+        "b4h4s40d64-fp16-kv1-var3-sink-bshd-bwd-dlse-seed0",
+        "b2h2s40d64-bf16-win10_0-biashq-maskbq-bwd-seed0",
+        "b2h4s40d64-fp16-sk70-dv32-cap5-alibi-sink-bshd-bwd-seed0",
+        "b1h2s4d64-fp16-sk0-bwd-seed0",
+        "b1h2s4d64-fp16-kv1-sk0-bwd-dlse-seed0",
+    ],
+)
+def test_judged_and_timed(reference: Variant, case: str) -> None:
+    """It is also right in a process without torch's attention; each gradient has its bounds."""
+    result = run_case(cpu_job(reference, case, time=True), bare=Candidate.in_this_process())
+    assert (result.outcome, result.message) == ("ok", "")
+    assert result.check
+    names = {bound.name.partition(" ")[0] for bound in result.check.bounds}
+    assert names == ({"dq"} if "-sk0-" in case else {"dq", "dk", "dv"})
+
+
+@pytest.mark.parametrize("name", ["new_shape", "new_lengths", "different_strides", "expanded_heads"])
+def test_properties(reference: Variant, name: str) -> None:
+    """Calls on memory that a property has changed have the results of their own forward pass."""
+    result = run_case(cpu_job(reference, case_of_property(reference, name).id, property_name=name))
+    assert (result.outcome, result.message) == ("ok", "")
