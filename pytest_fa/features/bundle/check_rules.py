@@ -1,7 +1,7 @@
 """What a record must have before its outcome can be believed: its stages, its check, and the bounds of the policy.
 
 Most allowed values depend on the data.  Only those of `max` and `rms` in fp16, bf16 and e4m3 under `same_precision` are
-computed again, and those that are constants.
+computed again, and those that are constants.  Of gradients, no allowed value is.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
+from pytest_fa.attention.backward import GRADIENTS, LIKE
+from pytest_fa.attention.ragged import PART as RAGGED
 from pytest_fa.catalog.case import Case
 from pytest_fa.records.added import added_types
 from pytest_fa.records.checks import Bound, Check
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, RecordKind
 
+PADDING = "rows past"  # the bound of rows that belong to no query or key
 UNJUDGED_ROLES = ("overhead", "ablation")
 
 # The bounds of each policy in their order, and whether they are enforced; those of further outputs follow.
@@ -85,28 +88,59 @@ def wrong_bounds(check: Check, case: Case | None, *, has_own_shape: bool = False
         yield f"there is no policy {check.policy!r}"
         return
     dtype = case.dtype if case is not None else ""
-    expected = dict(BOUNDS[check.policy])
-    if case is not None and not has_own_shape and check.element_count != (elements := math.prod(case.out_shape)):
-        yield f"{check.element_count} elements were judged, the output of {case.id} has {elements}"
-    expected |= dict.fromkeys(check.rows, True)
+    is_of_case = case is not None and not has_own_shape
+    if case is not None and is_of_case and check.element_count != (elements := _elements(case, check.output)):
+        yield f"{check.element_count} elements were judged, {check.output or 'the output'} of {case.id} has {elements}"
     stated = [(bound.name, bound.enforced) for bound in check.bounds]
-    if stated != list(expected.items()):
-        yield f"policy {check.policy!r} has the bounds {_listed(list(expected.items()))}, it has {_listed(stated)}"
+    expected = _expected_bounds(check, case if is_of_case else None)
+    if stated != expected:
+        yield f"policy {check.policy!r} has the bounds {_listed(expected)}, it has {_listed(stated)}"
         return
     bounds = {bound.name: bound for bound in check.bounds}
+    largest = bounds[f"{check.output} max".lstrip()]
     for bound in check.bounds:
         is_users = check.against and check.policy == "absolute"  # the largest error that the user allowed
-        allowed = bound.allowed if is_users else ALLOWED.get((check.policy, bound.name), bound.allowed)
+        allowed = bound.allowed if is_users else ALLOWED.get((check.policy, bound.kind), bound.allowed)
         if bound.allowed != allowed:
             yield f"bound {bound.name!r} allows {bound.allowed}, policy {check.policy!r} allows {allowed}"
-    if check.policy == "same_precision" and dtype != "fp32":
+    if check.policy == "same_precision" and dtype != "fp32" and not check.output:
         yield from _wrong_allowance(check, bounds["max"], bounds["rms"])
     yield from _wrong_element(check, is_largest=check.policy != "fp8" and dtype != "fp32")
-    if bounds["max"].holds and check.bad_count:
+    if largest.holds and check.bad_count:
         yield f"bound 'max' holds, {check.bad_count} elements are bad"
     for name, rows in check.rows.items():
         if bounds[name].holds and rows.bad_count:
             yield f"bound {name!r} holds, {rows.bad_count} rows are bad"
+
+
+def _elements(case: Case, gradient: str) -> int:
+    """The number of elements of the output of a case, or of one of its gradients."""
+    if not gradient:
+        return math.prod(case.out_shape)
+    heads, rows = (case.heads, case.seq_q) if gradient == GRADIENTS[0] else (case.kv_heads, case.seq_k)
+    return case.batch * heads * rows * (case.head_dim_v if gradient == "dv" else case.head_dim)
+
+
+def _expected_bounds(check: Check, case: Case | None) -> list[tuple[str, bool]]:
+    """The names of the bounds of an output or of all gradients in their order, and whether they are enforced.
+
+    Without a case, padding and gradients are those that the check has.
+    """
+    names = {bound.name for bound in check.bounds}
+    expected: list[tuple[str, bool]] = []
+    for gradient in GRADIENTS if check.output else ("",):
+        prefix = f"{gradient} ".lstrip()
+        has_elements = f"{prefix}finite" in names if case is None else not gradient or _elements(case, gradient) > 0
+        has_padding = f"{prefix}{PADDING}" in names if case is None else _has_padding(case, gradient)
+        of_one = {**BOUNDS[check.policy], **({PADDING: True} if has_padding else {})} if has_elements else {}
+        expected += [(f"{prefix}{name}", is_enforced) for name, is_enforced in of_one.items()]
+    return [*expected, *((name, True) for name in check.rows)]
+
+
+def _has_padding(case: Case, gradient: str) -> bool:
+    """Whether an output or a gradient has rows that belong to no query or key."""
+    claim = RAGGED.claimed_by(case)
+    return claim == "both" or (claim == "keys" and gradient in LIKE)
 
 
 def _wrong_allowance(check: Check, largest: Bound, rms: Bound) -> Iterator[str]:
