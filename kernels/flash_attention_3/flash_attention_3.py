@@ -91,6 +91,48 @@ def forward_e4m3(  # noqa: PLR0913  # one argument for each tensor
         raise UnsupportedCase(f"FlashAttention-3 has no e4m3 here: {reason}; {remedy}") from problem
 
 
+def backward(  # noqa: PLR0913  # an argument for each part of attention
+    dout: torch.Tensor,  # [batch, heads, seq_q, head_dim]
+    q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
+    k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
+    v: torch.Tensor,  # the same
+    out: torch.Tensor,  # [batch, heads, seq_q, head_dim]
+    lse: torch.Tensor,  # [batch, heads, seq_q] fp32
+    *,
+    scale: float,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    causal: str = "none",
+    window_left: int | None = None,
+    window_right: int | None = None,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+) -> None:
+    """Write the gradients of q, k and v.
+
+    Raises `UnsupportedCase` as `forward` does.
+    """
+    if causal == "top_left" and q.shape[2] != k.shape[2]:
+        raise UnsupportedCase(f"causal is top_left for {q.shape[2]} queries and {k.shape[2]} keys; use bottom_right")
+    sides = {"window_size_left": window_left, "window_size_right": window_right}
+    options: dict[str, Any] = {name: OPEN if side is None else side for name, side in sides.items()}
+    options |= {"softmax_scale": scale, "is_causal": causal != "none", "deterministic": deterministic}
+    tensors = (each.transpose(1, 2) for each in (dout, q, k, v, out))  # [batch, seq, heads, head_dim]
+    gradients = (each.transpose(1, 2) for each in (dq, dk, dv))
+    _operator()  # loads the extension
+    try:
+        torch.ops.flash_attn_3.bwd(*tensors, lse, *gradients, softcap=softcap or 0.0, **options)
+    except RuntimeError as problem:
+        reason = str(problem).splitlines()[0] if str(problem) else ""
+        if LEFT_OUT not in reason:
+            raise
+        raise UnsupportedCase(f"FlashAttention-3 was built without it: {reason}") from problem
+
+
+backward_deterministic = functools.partial(backward, deterministic=True)
+
+
 def _attend(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -15,7 +15,15 @@ from pathlib import Path
 import torch
 
 from pytest_fa.attention import abi
-from pytest_fa.build.command import INCLUDE, defines_header, instantiations_header
+from pytest_fa.build.command import (
+    BINDINGS,
+    INCLUDE,
+    binding_command,
+    defines_header,
+    ffi_folder,
+    instantiations_header,
+)
+from pytest_fa.build.interface import interface_of
 from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
@@ -50,7 +58,7 @@ class Emulator:
     """The emulator, compiled once into an object file in `folder`."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
-        toolchain = find_toolchain(cache)
+        self._toolchain = toolchain = find_toolchain(cache)
         cuda = Path(toolchain.home)
         folders = (FOLDER / "include", INCLUDE, cuda / "include", *cuda.glob("targets/*/include"))
         # Without -fno-gnu-unique, the libraries of two variants would share the static variables of inline functions.
@@ -75,6 +83,16 @@ class Emulator:
         # Not optimised: a test runs a kernel for a second or two, and would compile it for longer.
         self._run("-O0", "-shared", *included, folder / "kernel.cpp", self._object, *more, "-o", library)
         return library
+
+    def bound(self, variant: Variant, folder: Path) -> Path:
+        """Link a variant with its binding, which then takes tensors on the CPU.  Returns the library."""
+        binding, compiled = interface_of(variant).binding, folder / "b.o"
+        words = [*binding_command(self._toolchain, interface_of(variant)), f"-I{BINDINGS}", f'-DBINDING="{binding}"']
+        words[words.index(str(BINDINGS / binding))] = str(FOLDER / "bound.cpp")
+        words[words.index("binding.o")] = str(compiled)
+        subprocess.run(words, check=True, capture_output=True)
+        libraries = (f"-L{ffi_folder()}/lib", "-ltvm_ffi", f"-Wl,-rpath,{ffi_folder()}/lib")
+        return self.link(variant, folder, "-O2", compiled, *libraries)
 
     def _run(self, *arguments: str | Path) -> None:
         subprocess.run([*self._command, *map(str, arguments)], check=True, capture_output=True)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from pytest_fa.build.command import BINDING, binding_command, ffi_folder
-from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.catalog.discover import discover
-from pytest_fa.catalog.variant import Variant
 from tests.emulator.conftest import KERNELS
-from tests.emulator.emulated import FOLDER, Emulator
+from tests.emulator.emulated import Emulator
 from tests.factories import MANIFEST
 from tests.projects import NewProject, Project
 
@@ -44,6 +40,31 @@ def forward(q, k, v, *, scale, causal, out, lse=None, softcap=0.0, window_left=N
     windows = dict(window_left=window_left, window_right=window_right)
     return call(q, k, v, scale=scale, causal=causal, out=out, lse=lse, softcap=softcap or None, **windows, **given)
 """
+BACKWARD = """\
+import ctypes
+
+import torch
+
+from pytest_fa.candidate.cuda_backward import CudaBackward
+
+LIBRARY = "{library}"
+call = CudaBackward(LIBRARY, lambda size, _: torch.empty(size, dtype=torch.uint8))
+emulator_set = ctypes.CDLL(LIBRARY).emulator_set
+emulator_set.argtypes = (ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_double)
+
+
+def backward(dout, q, k, v, out, lse, *, scale, causal, dq, dk, dv, dlse=None, softcap=0.0, window_left=None,
+             window_right=None, attn_bias=None, alibi_slopes=None, attn_mask=None, sink=None, seqlens_q=None,
+             seqlens_k=None):
+    emulator_set(0, 2, 8, 0.5)
+    tensors = dict(attn_bias=attn_bias, alibi_slopes=alibi_slopes, attn_mask=attn_mask, sink=sink, dlse=dlse)
+    tensors |= dict(seqlens_q=seqlens_q, seqlens_k=seqlens_k)
+    given = {{name: tensor for name, tensor in tensors.items() if tensor is not None}}
+    windows = dict(window_left=window_left, window_right=window_right)
+    forward, gradients = dict(forward_out=out, forward_lse=lse, dout=dout), dict(out=dq, dk=dk, dv=dv)
+    softcap = softcap or None
+    call(q, k, v, scale=scale, causal=causal, softcap=softcap, **gradients, **forward, **windows, **given)
+"""
 CASES = (
     "b2h6s1d64-fp16-causal_br-kv2-sk192-dv72-scale0p2-cap2-biasbq-sink-bshd-seed0",
     "b2h4s65d64-bf16-win37_21-kv2-sk100-dv128-alibi-maskh-seed0",
@@ -63,7 +84,8 @@ def project(new_project: NewProject, tmp_path_factory: pytest.TempPathFactory, s
     """A project whose variant `emulated` is `minimal` behind the binding, with the claims of its manifest."""
     variant = discover((KERNELS,)).variants["minimal"]
     project = new_project("judged")
-    library = _library(variant, tmp_path_factory.mktemp("judged"), shared_cache)
+    emulator = Emulator(tmp_path_factory.mktemp("emulator"), shared_cache)
+    library = emulator.bound(variant, tmp_path_factory.mktemp("judged"))
     manifest = Path(variant.folder, "variant.yaml").read_text(encoding="utf-8")
     supports = re.search(r"\nsupports:\n(.*?\n)(?=\w)", manifest, re.DOTALL)
     assert supports is not None
@@ -74,18 +96,42 @@ def project(new_project: NewProject, tmp_path_factory: pytest.TempPathFactory, s
     return project
 
 
-def _library(variant: Variant, folder: Path, cache: Path) -> Path:
-    words = [*binding_command(find_toolchain(cache)), f"-I{BINDING.parent}"]
-    words[words.index(str(BINDING))], words[words.index("binding.o")] = str(FOLDER / "bound.cpp"), str(folder / "b.o")
-    subprocess.run(words, check=True, capture_output=True)
-    libraries = (f"-L{ffi_folder()}/lib", "-ltvm_ffi", f"-Wl,-rpath,{ffi_folder()}/lib")
-    return Emulator(folder, cache).link(variant, folder, "-O2", folder / "b.o", *libraries)
+@pytest.fixture(scope="module")
+def backward_project(new_project: NewProject, tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Project:
+    """The same for `backward_minimal`."""
+    variant = discover((KERNELS,)).variants["backward_minimal"]
+    project = new_project("backward")
+    emulator = Emulator(tmp_path_factory.mktemp("emulator"), shared_cache)
+    library = emulator.bound(variant, tmp_path_factory.mktemp("judged"))
+    manifest = Path(variant.folder, "variant.yaml").read_text(encoding="utf-8")
+    supports = re.search(r"\nsupports:\n(.*?\n)(?=\w)", manifest, re.DOTALL)
+    assert supports is not None
+    entry = 'entry: {target: "entry:backward"}\ncomputes: gradients\n'
+    project.python_variant(
+        "emulated", BACKWARD.format(library=library), f"{MANIFEST}{entry}supports:\n  device: [cpu]\n{supports[1]}"
+    )
+    return project
 
 
 def test_a_kernel_gets_what_the_judge_made(project: Project) -> None:
     """Guard bands, strides of 0, windows, another head_dim of V and lengths reach the kernel, in either layout."""
     run = project.suite("--fa-variant=emulated", f"--fa-case={','.join(CASES)}", "-k", "test_correct")
     assert run.outcomes == {f"test_correct[emulated-{case}]": "passed" for case in CASES}, run.reasons
+
+
+BACKWARD_CASES = (
+    "b1h2s65d64-fp16-bwd-seed0",
+    "b2h6s65d64-fp16-causal_br-kv2-sk100-dv72-scale0p2-cap2-biasbq-sink-bshd-bwd-dlse-seed0",
+    "b2h4s65d64-bf16-win37_21-kv2-sk100-dv128-alibi-maskh-bwd-seed0",
+    "b4h4s65d64-fp16-causal_br-kv2-sk150-var2-bwd-dlse-seed0",
+)
+
+
+@pytest.mark.parametrize("case", BACKWARD_CASES)
+def test_a_backward_kernel_gets_what_the_judge_made(backward_project: Project, case: str) -> None:
+    """The results of the forward pass, their gradients, and guarded buffers for three gradients."""
+    run = backward_project.suite("--fa-variant=emulated", f"--fa-case={case}", "-k", "test_correct")
+    assert run.outcomes == {f"test_correct[emulated-{case}]": "passed"}, run.reasons
 
 
 @pytest.mark.nightly
