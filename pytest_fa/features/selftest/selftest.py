@@ -99,7 +99,7 @@ def _run_exploit(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Rec
     least_us = (exploit.least_us, exploit.least_us)
     if exploit.twin:
         twin = run_plan.catalog.variants[exploit.twin]
-        times_us = _times_us(runner.run(twin, exploit_case(), "speed", is_checked_first=True))
+        times_us = _times_us(runner.run(twin, exploit_case(twin), "speed", is_checked_first=True))
         if times_us is None:
             return _record(runner, variant, f"{exploit.twin}, whose time it is compared with, has no time", ())
         least_us = (SHARE_OF_TWIN * times_us[0],) * 2  # a call from Python takes what its work takes on the device
@@ -139,7 +139,7 @@ def _exploit_runs(runner: CaseRunner, variant: Variant, exploit: Exploit) -> Ite
     """
     if exploit.property_name:
         yield runner.check_property(variant, exploit.property_name)
-    yield runner.run(variant, exploit_case(), "speed", is_checked_first=not exploit.needs_timing)
+    yield runner.run(variant, exploit_case(variant), "speed", is_checked_first=not exploit.needs_timing)
 
 
 def _verdict(record: Record) -> Verdict:

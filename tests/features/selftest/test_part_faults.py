@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import msgspec
 import pytest
 
 from pytest_fa.attention import parts
-from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import discover
-from pytest_fa.catalog.properties import PROPERTIES, case_of_property
 from pytest_fa.features.selftest.faults import FAULTS, Fault, cases_of
 from pytest_fa.features.selftest.plugin import FOLDER
-from pytest_fa.judge.pipeline import run_case
-from pytest_fa.wire.jobs import CaseJob, CaseResult
+from tests.features.selftest.wrong_results import variants_in, wrong_results
 from tests.tiers import nightly_but
 
 TWIN = "twin_right_parts"
@@ -148,25 +142,7 @@ CAUSES = {
     "pages_kept": "each row is NaN, as the slots of the new keys are until they are written",
     "pages_bits_by_sharing": "prefix_invariance",
 }
-VARIANTS = {
-    name: variant
-    for name, variant in discover((FOLDER,)).variants.items()
-    if variant.folder.endswith("python_part_faults")
-}
-
-
-def result_of(name: str, case: Case, property_name: str = "") -> CaseResult:
-    """The result of one case, or of a property, on the CPU."""
-    job = CaseJob(VARIANTS[name], case, None, "cpu", "same_precision", checks_output=True, time=False, repeats=0)
-    return run_case(msgspec.structs.replace(job, property_name=property_name or None))
-
-
-def wrong_results(name: str) -> Iterator[CaseResult]:
-    """The results of the cases of the self-test, or of the property that rejects it, in which a kernel is wrong."""
-    if name in FAULTS and (check := FAULTS[name].caught_by) in PROPERTIES:
-        return iter([result_of(name, case_of_property(VARIANTS[name], check), check)])
-    results = (result_of(name, case) for case in cases_of(name) if not VARIANTS[name].refuses(case))
-    return (result for result in results if result.outcome != "ok")
+VARIANTS = variants_in("python_part_faults")
 
 
 def test_every_kernel_is_listed() -> None:
@@ -188,13 +164,14 @@ def test_every_kernel_is_listed() -> None:
         "sink",
         "layout",
         "thd",
+        "backward",
     )
     assert [*names] == [part.name for part in parts.PARTS if part.faults and part.selftest_shapes]
 
 
 def test_the_twin_is_right() -> None:
     """The source has no mistake but those that are planted."""
-    assert [result.message for result in wrong_results(TWIN)] == []
+    assert [result.message for result in wrong_results(VARIANTS[TWIN])] == []
 
 
 @pytest.mark.parametrize(
@@ -232,7 +209,7 @@ def test_the_twin_is_right() -> None:
 )
 def test_each_mistake_is_caught_and_gets_no_other_name(name: str) -> None:
     """The check that must reject a kernel does, and the diagnosis names its mistake."""
-    wrong = next(wrong_results(name))
+    wrong = next(wrong_results(VARIANTS[name]))
     assert FAULTS[name].caught_by in wrong.caught_by
     assert CAUSES[name] in (wrong.diagnosis.cause if wrong.diagnosis else wrong.message)
 

@@ -124,3 +124,12 @@ def multi_head_attention(q, k, v, scale):
         use_separate_proj_weight=True, q_proj_weight=one, k_proj_weight=one, v_proj_weight=one, need_weights=False,
     )  # fmt: skip
     return result.transpose(0, 1).view(batch, heads, rows, size)
+
+
+# -- the backward pass ------------------------------------------------------------------------------------------------
+
+
+def backward_by_autograd(dout, q, k, v, out, lse, *, scale, causal="none", dq, dk, dv):
+    """Return the gradients that autograd gives for SDPA, which is called once more."""
+    leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+    return torch.autograd.grad(ask_library(*leaves, scale), leaves, dout)
