@@ -70,6 +70,7 @@ def _judged() -> list[list[str]]:
         ["attention", "judged", "manifest key, or how to judge the kernel anyway"],
         ["q, k and v of one dtype", "yes", f"`dtype`: {', '.join(f'`{name}`' for name in DTYPES)}"],
         ["any head_dim", "yes", "`head_dim`: numbers, or a range"],
+        ["gradients of q, k and v", "yes", "`computes: gradients`, with `dtype`: `fp16`, `bf16`"],
         ["any scale, also zero and negative", "yes", "the placeholder `scale` in `entry.call`"],
     ]
     for part in parts.PARTS:
