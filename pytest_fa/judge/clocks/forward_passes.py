@@ -21,7 +21,7 @@ from pytest_fa.judge.forward_results import computed_results
 # A kernel could keep P of each place.  There are so many that P of all of them, in 16 bits, does not fit into the L2
 # cache: then reading it takes longer than computing it anew.
 L2_SHARE = 2  # times the L2 that P of all places has
-FEWEST_PLACES, MOST_PLACES = 8, 64  # as many as that if P is small
+FEWEST_PLACES, MOST_PLACES = 8, 32  # as many as that if P is small
 P_BYTES = 2
 MAX_SCORES = 2**31  # of all places; fewer have room if there are more
 
