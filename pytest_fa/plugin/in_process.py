@@ -51,6 +51,7 @@ def open_module(request: pytest.FixtureRequest, variant: Variant) -> Iterator[Fo
 @contextmanager
 def open_inputs(request: pytest.FixtureRequest, case: Case) -> Iterator[Inputs]:
     """The arguments of a call on the case, on the GPU if there is one.  Skips the test if its variant refuses them."""
+    _require_no_gradients(case)
     device, variant = "cuda" if find_gpu() else "cpu", variant_of(request)
     if variant:
         if reason := variant.refuses(case):
@@ -61,7 +62,8 @@ def open_inputs(request: pytest.FixtureRequest, case: Case) -> Iterator[Inputs]:
 
 
 def judge_truth(request: pytest.FixtureRequest, case: Case, inputs: Inputs) -> Truth:
-    """Truth for the inputs, with the policy of the test.  Fails if the variant has a truth of the user's."""
+    """Truth for the inputs, with the policy of the test.  Fails for gradients, and a truth of the user's."""
+    _require_no_gradients(case)
     _require_no_own_truth(request)
     return truth_of(case.computes, inputs, (), policy_of(request, case))
 
@@ -106,6 +108,14 @@ def policy_of(request: pytest.FixtureRequest, case: Case) -> str:
     return policy
 
 
+def _require_no_gradients(case: Case) -> None:
+    """Fail the test if the case asks for gradients: a call in this process has one output."""
+    if case.computes == "gradients":
+        fixtures = "fa_inputs, fa_check, fa_truth and fa_benchmark"
+        reason = f"{case.shape_id} asks for gradients, which {fixtures} do not have"
+        pytest.fail(f"no verdict: {reason}; use fa_run.correct", pytrace=False)
+
+
 def _require_no_own_truth(request: pytest.FixtureRequest) -> None:
     """Fail the test if the variant is compared with the user's functions: they run in another process."""
     if (variant := variant_of(request)) and variant.own_truth:
@@ -120,6 +130,7 @@ def judge_outputs(
 
     `where` is appended to the message of a failure.
     """
+    _require_no_gradients(case)
     _require_no_own_truth(request)
     variant, policy = variant_of(request), policy_of(request, case)
     truth = truth_of(case.computes, inputs, variant.rounds if variant else (), policy)
@@ -138,7 +149,11 @@ def judge_outputs(
 
 
 def time_here(request: pytest.FixtureRequest, forward: Forward, case: Case, inputs: Inputs) -> Speed:
-    """Time `forward` in this process, and return all times.  Fails if an output of the timed calls is wrong."""
+    """Time `forward` in this process, and return all times.
+
+    Fails if an output of the timed calls is wrong, and for gradients.
+    """
+    _require_no_gradients(case)
     if SESSION_KEY in request.config.stash:
         session_of(request.config).runner.profiler_workers.wait_until_prepared()
     with timing_lock():

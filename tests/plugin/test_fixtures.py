@@ -226,3 +226,17 @@ def test_timed_outputs_are_judged(project: Project) -> None:
     result = project.run(".", "--fa-variant=keeps", f"--fa-case={CASE}", "-k", "keeps")
     assert result.outcomes == {f"test_timed[keeps-{SHAPE}]": "failed"}
     assert re.search(r"wrong: .* in an output of the timed calls", result.text)
+
+
+def test_gradients_have_no_verdict_here(new_project: NewProject) -> None:
+    """A test that asks for gradients fails: only dQ would be judged in this process."""
+    project = new_project("gradients")
+    project.ini()
+    manifest = PYTHON_MANIFEST.replace("entry:forward", "entry:backward") + "computes: gradients\n"
+    source = "def backward(dout, q, k, v, out, lse, *, scale, causal='none', dq, dk, dv): ...\n"
+    project.python_variant("mine", source, manifest)
+    project.write("test_own.py", "def test_own(fa_variant, fa_inputs, fa_check): ...\n")
+    run = project.run("test_own.py", "--fa-variant=mine", f"--fa-case={SHAPE}-bwd-seed0")
+    assert [*run.outcomes.values()] in (["failed"], ["error"])
+    assert "asks for gradients" in run.text
+    assert "use fa_run.correct" in run.text

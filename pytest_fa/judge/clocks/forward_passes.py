@@ -18,10 +18,10 @@ from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.clocks.shifts import OFFSET_BYTES, STEPS, random_shifts, shifted
 from pytest_fa.judge.forward_results import computed_results
 
-# A kernel could keep P of each place.  There are so many that P of all of them, in 16 bits, does not fit into the L2
-# cache: then reading it takes longer than computing it anew.
+# A kernel could keep P of each place.  Up to `MOST_PLACES`, there are so many that P of all of them, in 16 bits, does
+# not fit into the L2 cache: then reading it takes longer than computing it anew.
 L2_SHARE = 2  # times the L2 that P of all places has
-FEWEST_PLACES, MOST_PLACES = 8, 32  # as many as that if P is small
+FEWEST_PLACES, MOST_PLACES = 8, 32
 P_BYTES = 2
 MAX_SCORES = 2**31  # of all places; fewer have room if there are more
 
