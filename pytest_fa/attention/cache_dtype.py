@@ -204,7 +204,8 @@ def _quantised(tensor: torch.Tensor, inputs: Any) -> tuple[torch.Tensor, torch.T
         single = single.narrow(axis, 0, 1) if stride == 0 and tensor.shape[axis] > 1 else single
     known = single.nan_to_num(0.0)
     axes = SHARED[by]
-    largest = known.abs().amax(axes, keepdim=True) if known.numel() else known.new_zeros([1, known.shape[1], 1, 1])
+    sizes = [1 if axis in axes else size for axis, size in enumerate(known.shape)]
+    largest = known.abs().amax(axes, keepdim=True) if known.numel() else known.new_zeros(sizes)
     scale = (largest / LARGEST[of]).bfloat16().float()  # [1 or batch, 1 or kv_heads, 1 or seq_k, 1]
     ratio = (single / scale.where(scale > 0, 1.0)).clamp(-LARGEST[of], LARGEST[of])
     is_nan = single.isnan()

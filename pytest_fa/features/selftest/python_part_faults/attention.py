@@ -152,7 +152,8 @@ def attend(  # noqa: C901  # a line for each part
     s = capped(FAULT, s, softcap, scale)
     s = changed(FAULT, s, added, hidden, before_cap=False)
 
-    m = s.amax(-1, keepdim=True)  # [batch, heads, seq_q, 1]
+    lowest = s.new_full((*s.shape[:3], 1), -math.inf)
+    m = torch.cat((lowest, s), -1).amax(-1, keepdim=True)  # [batch, heads, seq_q, 1], also without keys
     if sink is not None:
         sink = find_sink(FAULT, sink, s, scale, softcap, window_left)
         sink = find_sink_of_pages(FAULT, sink, keys, page_size)
