@@ -47,7 +47,7 @@ def flash(
     return _or_refuse(lambda: operator(dout, q, k, v, out, lse, *sizes, scale=scale))
 
 
-def cudnn(
+def cudnn(  # noqa: PLR0913  # one argument for each tensor
     dout: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -57,11 +57,12 @@ def cudnn(
     *,
     scale: float,
     causal: str = "none",
+    attn_bias: torch.Tensor | None = None,
     **_: Any,  # noqa: ANN401  # as above
 ) -> Gradients:
     """Return the gradients of cuDNN; see `flash`."""
     operator = _aten._scaled_dot_product_cudnn_attention_backward  # noqa: SLF001  # as above
-    sizes = (*_no_dropout(q.device), None, None, None, q.shape[2], k.shape[2], 0.0, causal == "top_left")
+    sizes = (*_no_dropout(q.device), attn_bias, None, None, q.shape[2], k.shape[2], 0.0, causal == "top_left")
     return _or_refuse(lambda: operator(dout, q, k, v, out, lse[..., None], *sizes, scale=scale))
 
 
