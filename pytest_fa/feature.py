@@ -29,6 +29,7 @@ FEATURES = (
     "ceilings",
     "workload",
     "gate",
+    "hunt",
     "sweep",
     "truth",
     "watch",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,13 @@ class GroupedHeads(Part):
         """Groups of six, three and four heads."""
         groups = tuple({"heads": of_q, "kv_heads": of_k} for of_q, of_k in IN_TURN)
         return groups if claim else (self.fields_with(claim, heads),)
+
+    def random_fields(self, claim: Any, heads: int, whole: Callable[[int, int], int]) -> Mapping[str, Any]:
+        """Up to three groups of up to eight heads."""
+        if not claim:
+            return self.fields_with(claim, heads)
+        of_k, group = whole(1, 3), whole(2, 8)
+        return {"heads": of_k * group, "kv_heads": of_k}
 
     def claim_words(self, claim: Any) -> str:  # one of `claims`
         """The grouping that was not judged."""

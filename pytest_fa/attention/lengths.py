@@ -40,5 +40,9 @@ class Lengths(Part):
         """All that are listed."""
         return tuple({"seq_q": seq_q, "seq_k": seq_k} for seq_q, seq_k in IN_TURN[claim])
 
+    def hunted_claims(self, supports: Any) -> tuple[Any, ...]:  # noqa: ARG002  # `catalog.variant.Supports`
+        """None: a random case has random lengths as it is."""
+        return ()
+
 
 PART = Lengths()

@@ -19,7 +19,7 @@ get.  What a part adds to the C interface stands in `abi.py`, because the order 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -301,6 +301,17 @@ class Part:
     def sized_in_turn(self, claim: Any) -> tuple[tuple[int, int, Mapping[str, Any]], ...]:  # noqa: ARG002  # one of `claims`
         """Numbers of queries and keys, with fields, at which mistakes in a claim show that others do not have."""
         return ()
+
+    def hunted_claims(self, supports: Any) -> tuple[Any, ...]:  # `catalog.variant.Supports`
+        """The values that random cases may have, the plainest first; without one, they vary nothing of this part."""
+        if not self.supports:
+            return self.claims
+        return tuple(sorted(self.supported(supports), key=lambda claim: claim not in self.claims[:1]))
+
+    def random_fields(self, claim: Any, heads: int, whole: Callable[[int, int], int]) -> Mapping[str, Any]:
+        """Fields of a random case that needs a claim; `whole` draws a number from the first one to the last one."""
+        in_turn = self.fields_in_turn(claim, heads)
+        return in_turn[whole(0, len(in_turn) - 1)]
 
     def needs_two_lengths(self, claim: Any) -> bool:  # noqa: ARG002  # one of `claims`
         """Whether a claim shows only in cases whose numbers of queries and keys differ."""

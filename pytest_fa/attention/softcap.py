@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_fa.attention.dtypes import FORMATS
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # 0.4 to 1 of it.  With a cap of 2, a key that is hidden before the cap would still count; with 50 it would not.
 SMALL_CAP = 2.0
 LARGE_CAP, LARGE_SCALE = 50.0, 3.0
+MOST_PLAIN_CAP = 8  # a larger one shows only with larger scores than those of N(0, 1) data
 LOOK = "look at the soft cap"
 HALVES = {f"torch.{each.torch_name}": name for name, each in FORMATS.items() if each.element_bytes == 2}  # noqa: PLR2004
 
@@ -91,6 +92,13 @@ class SoftCap(Part):
         """A small cap, and a large one of large scores."""
         small = self.fields_with(claim, heads)
         return (small, {"softcap": LARGE_CAP, "scale": LARGE_SCALE}) if claim else (small,)
+
+    def random_fields(self, claim: Any, heads: int, whole: Callable[[int, int], int]) -> Mapping[str, Any]:  # noqa: ARG002
+        """A cap from 1, of which every score of N(0, 1) data shows, to one of large scores."""
+        if not claim:
+            return {"softcap": 0.0}
+        cap = whole(1, int(LARGE_CAP))
+        return {"softcap": float(cap), **({"scale": LARGE_SCALE} if cap > MOST_PLAIN_CAP else {})}
 
     def claim_words(self, claim: Any) -> str:  # one of `claims`
         """The cap that was not judged."""

@@ -8,7 +8,7 @@ of -8 the window begins eight keys after the query.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_fa.attention.mistake import LOOK_AT_MASK, Hide, Mistake, Positions, empty_row_mistakes
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 OPEN = -1  # what libraries pass for an open side
 MAX_SIDE = 2**31 - 1
+MOST_RANDOM = 200  # keys on one side of a query, in random cases: some tiles
 AS_WINDOW = "a window and a causal mask are one thing; write the window with 0 after a query, such as -win127_0"
 AS_MASK = "a window that is open before a query and has 0 after it is the bottom-right mask: write -causal_br"
 WORDS = ("window_left", "window_right")
@@ -202,6 +203,19 @@ class SlidingWindow(Part):
             "negative": (Window(-8, 57), Window(70, -3)),
         }[claim]
         return tuple({"window": window} for window in windows)
+
+    def random_fields(self, claim: Any, heads: int, whole: Callable[[int, int], int]) -> Mapping[str, Any]:  # noqa: ARG002
+        """Sides of up to several tiles, of which one may be open or negative."""
+        if claim == "none":
+            return {"window": PLAIN}
+        left = whole(0, MOST_RANDOM)
+        if claim == "left":
+            return {"window": Window(left, 0)}
+        right = whole(1, MOST_RANDOM)
+        if claim == "negative":  # that many keys less on one side, and at least one key is left
+            least = whole(1, max(1, right - 1))
+            return {"window": (Window(-least, right), Window(right, -least))[whole(0, 1)]}
+        return {"window": (Window(left, right), Window(None, right), Window(left, None))[whole(0, 2)]}
 
     def sized_in_turn(self, claim: Any) -> tuple[tuple[int, int, Mapping[str, Any]], ...]:  # one of `claims`
         """One query; many keys, of which whole tiles are hidden; windows of several tiles; a negative right side."""

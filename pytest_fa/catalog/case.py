@@ -267,7 +267,7 @@ def parse_case(text: str) -> Case:
     for name in (*SIZES, *changes, "seed"):
         if isinstance(value := case.value_of(name), int) and value > LARGEST:
             raise UsageProblem(f"case {text!r}: {name} is {value}; it must be at most {LARGEST}")
-    if impossible := _impossible(case):
+    if impossible := problem_of(case):
         raise UsageProblem(f"case {text!r}: {impossible}")
     if case.id != text:
         raise UsageProblem(f"case {text!r} is not in its shortest form; write {case.id!r}")
@@ -301,7 +301,7 @@ def _shape_id(case: Case) -> str:
     return size + "".join(f"-{text}" for text in (*texts, *unknown))
 
 
-def _impossible(case: Case) -> str | None:
+def problem_of(case: Case) -> str | None:
     """Return why a case whose id has the right form is not possible, or None."""
     for name in SIZES:
         if getattr(case, name) < 1:

@@ -132,13 +132,13 @@ def properties_of(variant: Variant) -> tuple[str, ...]:
     left_out |= NOT_OF_GRADIENTS if variant.computes == "gradients" else GRADIENTS_ONLY
     left_out |= {name for name in ON_PLAIN_CASES if name not in left_out and _plain_case(variant, name, ()) is None}
     caches = CACHE_DTYPE.supported(variant.supports)
-    left_out |= {name for name in UNFIT_CACHES if not any(_fits_cache(name, claim) for claim in caches)}
+    left_out |= {name for name in UNFIT_CACHES if not any(fits_cache(name, claim) for claim in caches)}
     if not RAGGED.is_claimed(variant.supports):
         left_out |= {*ON_RAGGED_CASES}
     return tuple(name for name in PROPERTIES if name not in left_out)
 
 
-def _fits_cache(name: str, claim: object) -> bool:
+def fits_cache(name: str, claim: object) -> bool:
     """Whether a property can be tested with a claimed cache."""
     unfit = UNFIT_CACHES.get(name, ())
     return not (str(claim).startswith(unfit) or str(claim).endswith(unfit))
@@ -197,7 +197,7 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
     if not claims:
         return case
     claims = [claim for claim in claims if dict(claim.by_part)[RAGGED] == RAGGED.claims[0]] or claims
-    claims = [claim for claim in claims if _fits_cache(name, dict(claim.by_part)[CACHE_DTYPE])] or claims
+    claims = [claim for claim in claims if fits_cache(name, dict(claim.by_part)[CACHE_DTYPE])] or claims
     claim = claims[tuple(PROPERTIES).index(name) % len(claims)]
     ends = least_lengths(variant, FEWER if claim.needs_two_lengths else SEQUENCE, SEQUENCE)
     seq_q, seq_k = claim.lengths(*ends)

@@ -22,7 +22,7 @@ SCHEMA = 6
 StageName = Literal["build", "launch", "sanity", "correct", "speed"]
 STAGES: tuple[StageName, ...] = ("build", "launch", "sanity", "correct", "speed")
 StageState = Literal["ok", "failed", "not reached"]  # of one stage, which is no outcome: a wrong output fails a stage
-RecordKind = Literal["build", "correct", "property", "speed", "selftest", "gate", "profile", "sanitize"]
+RecordKind = Literal["build", "correct", "property", "speed", "selftest", "gate", "profile", "sanitize", "hunt"]
 JUDGED_KINDS: tuple[RecordKind, ...] = ("correct", "speed", "property")  # whose calls write an output that is judged
 
 

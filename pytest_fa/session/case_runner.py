@@ -97,11 +97,13 @@ class CaseRunner:
         property_name: str | None = None,
         *,
         is_checked_first: bool = False,
+        is_thorough: bool = False,
     ) -> Record:
         """Run one job in a worker and return the record of `test_correct`, `test_property` or `test_speed`.
 
         With `is_checked_first`, a variant that is to be timed on a GPU is first checked while other checks run.  It has
-        the GPU to itself only if it is right.
+        the GPU to itself only if it is right.  With `is_thorough`, a judged call is repeated as often as in a suite,
+        whatever the run's rules are.
         Raises `Refused` if the variant does not support the case, `CannotRun` if this machine cannot run the variant.
         """
         own_truth = variant.own_truth
@@ -112,7 +114,11 @@ class CaseRunner:
         device, build = device_of(variant), self.builds.build_for_this_machine(variant)
         if isinstance(build, BuildFailure):
             return self.records.make(kind, variant, case, failed_build(_see_test_build(variant)))
-        for job in self._jobs(variant, case, kind, device, build, property_name, is_checked_first=is_checked_first):
+        jobs = self._jobs(variant, case, kind, device, build, property_name, is_checked_first=is_checked_first)
+        if is_thorough:
+            cross_checks = self._cross_checks(variant, case, device)
+            jobs = tuple(msgspec.structs.replace(job, repeats=None, cross_checks=cross_checks) for job in jobs)
+        for job in jobs:
             stopwatch = Stopwatch()
             with self._reserved(job, stopwatch):
                 result = self.workers.run(job)
@@ -230,7 +236,7 @@ class CaseRunner:
             time=kind == "speed" and self.options.timing,
             repeats=self._repeats(kind, is_gpu_baseline=variant.role == "baseline" and device == "cuda"),
             property_name=property_name,
-            cross_checks=self._cross_checks(variant, case, device),
+            cross_checks=self._cross_checks(variant, case, device) if self.rules.repeats is None else (),
             watchdog_seconds=self.watchdog_seconds(variant, device),
             without_attention=self._needs_own_work(variant, kind),
             is_further_seed=self._is_further_seed(variant, case, kind),

@@ -1,0 +1,38 @@
+"""A fault as a record has it: texts, and the command that judges its smallest example again."""
+
+from __future__ import annotations
+
+import shlex
+
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.features.hunt.hunted import Find
+from pytest_fa.features.hunt.hunting import Fault
+from pytest_fa.features.hunt.ledger import Ledger
+from pytest_fa.options.options import Options
+from pytest_fa.session.rerun import rerun_command
+
+
+def find_of(fault: Fault, options: Options, variant: Variant, ledger: Ledger) -> Find:
+    """The fault of a hunt, in words."""
+    record, example = fault.verdict.record, fault.example
+    assert record  # noqa: S101  # a fault has a record
+    if example.property_name:
+        again = (f"--fa-hunt={variant.name}", f"--fa-hunt-again={example}")
+        command = shlex.join([*options.rerun, *again])
+    else:
+        command = rerun_command(options, "correct", variant.name, example.case)
+    return Find(
+        example=str(example),
+        first=str(fault.first),
+        outcome=record.outcome,
+        message=record.message,
+        cause=record.diagnosis.cause if record.diagnosis else "",
+        matters=tuple(rule.words for rule in fault.rules),
+        failed=fault.failed,
+        judged=fault.judged,
+        after=fault.after,
+        shrinking=fault.shrinking,
+        command=command,
+        note=fault.note,
+        reference=ledger.reference_of(example, record.outcome),
+    )

@@ -1,0 +1,212 @@
+"""The hunt of one variant: known examples first, then random ones until the time is over; each fault is shrunk.
+
+`hunt` is the flow.  Hypothesis makes the examples and shrinks them.  What fails because of a fault that was found
+already is passed over: an example that has all that this fault needs (`what_matters`).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.features.hunt.example import Example
+from pytest_fa.features.hunt.judged import Bench, Judgements, Verdict
+from pytest_fa.features.hunt.optional_hypothesis import HealthCheck, NoSuchExample, Phase, find, settings, st
+from pytest_fa.features.hunt.what_matters import Rule, names_of, what_matters
+from pytest_fa.records.outcome import Outcome
+
+ROUND = 10  # random examples of one search; after the tenth, Hypothesis makes others like those before
+SHRINK_SECONDS = 30.0  # for one fault, also after the end of the hunt
+MOST_FAULTS = 8
+RATE_JUDGEMENTS = 10  # of a failing example, after which its rate of failures is known
+LEAST_REPEATS, MOST_REPEATS = 20, 200  # of each example while a fault is shrunk that does not always show
+ENOUGH_FAILURES = 3  # expected in the repeats of an example that has the fault
+
+
+class Fault(NamedTuple):
+    """One fault: the example with which it was found, the smallest one, its verdict, and what it needs.
+
+    `failed` of `judged` judgements of the smallest example failed.  It was found with judgement number `after` of the
+    hunt, and `shrinking` more led to the smallest example.
+    """
+
+    first: Example
+    example: Example
+    verdict: Verdict
+    rules: tuple[Rule, ...]
+    failed: int
+    judged: int
+    after: int
+    shrinking: int
+    note: str = ""
+
+    def explains(self, example: Example) -> bool:
+        """Whether an example has all that the fault needs, so that it may show no other one."""
+        return all(rule.holds(example) for rule in self.rules)
+
+
+class _Search(NamedTuple):
+    """How a fault was found: the first example, the smallest one, and the judgements before both and between them."""
+
+    first: Example
+    smallest: Example
+    after: int
+    shrinking: int = 0
+
+
+class Hunted(NamedTuple):
+    """The result of a hunt."""
+
+    faults: tuple[Fault, ...]
+    judged: int
+    refused: int
+    seconds: float
+    judging_seconds: float
+
+
+def hunt(  # noqa: PLR0913  # what a hunt is asked, and where it tells what it finds
+    bench: Bench,
+    variant: Variant,
+    strategy: st.SearchStrategy[Example],
+    *,
+    seconds: float,
+    seed: int,
+    known: Iterable[Example] = (),
+    found: Callable[[Fault], object] = lambda _: None,
+    right: Callable[[Example], object] = lambda _: None,
+    most_faults: int = MOST_FAULTS,
+) -> Hunted:
+    """Judge `known` examples and then random ones for so many seconds, or until there are so many faults.
+
+    `found` is called with each fault, and `right` with each of the known examples that no longer fails.
+    """
+    start = time.monotonic()
+    judgements, faults, number = Judgements(bench, start + seconds), list[Fault](), 0
+
+    def note(fault: Fault) -> None:
+        faults.append(fault)
+        found(fault)
+
+    def is_new(example: Example) -> bool:
+        return not any(fault.explains(example) for fault in faults) and judgements.of(example).failed
+
+    for example in known:
+        if not bench.is_usable(example) or not judgements.of(example).failed:
+            right(example)
+        elif is_new(example):
+            note(_explained(_Search(example, example, judgements.judged), judgements, bench, variant))
+    while not judgements.is_over and len(faults) < most_faults and not any(not fault.rules for fault in faults):
+        number += 1
+        if (first := _first_failing(strategy, is_new, f"{seed}-{number}")) is not None:
+            search = _shrunk(first, strategy, is_new, judgements, f"{seed}-{number}")
+            note(_explained(search, judgements, bench, variant))
+    spent = time.monotonic() - start
+    return Hunted(tuple(faults), judgements.judged, judgements.refused, spent, judgements.seconds)
+
+
+def judge_again(bench: Bench, examples: Iterable[Example]) -> Hunted:
+    """Judge these examples alone, thoroughly."""
+    start, faults, judgements = time.monotonic(), list[Fault](), Judgements(bench, math.inf)
+    for example in examples:
+        verdict = bench.judge_thoroughly(example)
+        judgements.judged += 1
+        if verdict.failed:
+            faults.append(Fault(example, example, verdict, (), 1, 1, judgements.judged, 0))
+    seconds = time.monotonic() - start
+    return Hunted(tuple(faults), judgements.judged, 0, seconds, seconds)
+
+
+def _first_failing(strategy: st.SearchStrategy[Example], fails: Callable[[Example], bool], seed: str) -> Example | None:
+    """The first of `ROUND` random examples that fails; None if none does."""
+    try:
+        return find(strategy, fails, settings=_settings(Phase.generate), random=random.Random(seed))  # noqa: S311
+    except NoSuchExample:
+        return None
+
+
+def _shrunk(
+    first: Example,
+    strategy: st.SearchStrategy[Example],
+    is_new: Callable[[Example], bool],
+    judgements: Judgements,
+    seed: str,
+) -> _Search:
+    """The smallest example that fails as the first one.
+
+    It stays as it is if the call hangs: another one might, too, and each takes as long as the watchdog waits.  A fault
+    that does not always show is looked for with several judgements of each example.
+    """
+    before, deadline = judgements.judged, judgements.deadline
+    verdict = judgements.of(first)
+    if verdict.outcome == Outcome.HUNG:
+        return _Search(first, first, before)
+    judgements.deadline = max(deadline, time.monotonic() + SHRINK_SECONDS)
+    if not verdict.ends_process:
+        failed = 1 + sum(judgements.new(first).failed for _ in range(2))
+        if failed < 3:  # noqa: PLR2004  # not always
+            failed += sum(judgements.new(first).failed for _ in range(RATE_JUDGEMENTS - 3))
+            judgements.repeats = min(
+                MOST_REPEATS, max(LEAST_REPEATS, math.ceil(ENOUGH_FAILURES * RATE_JUDGEMENTS / failed))
+            )
+
+    def fails_alike(example: Example) -> bool:
+        """Whether an example fails as the first one, which may have another fault than simpler ones."""
+        may_be_it = example.property_name in ("", first.property_name)
+        return may_be_it and is_new(example) and judgements.of(example).outcome == verdict.outcome
+
+    try:
+        smallest = find(
+            strategy,
+            fails_alike,
+            settings=_settings(Phase.generate, Phase.shrink),
+            random=random.Random(seed),  # noqa: S311  # the same examples as before
+        )
+    except NoSuchExample:
+        smallest = first
+    judgements.deadline, judgements.repeats = deadline, 1
+    return _Search(first, smallest, before, judgements.judged - before)
+
+
+def _explained(search: _Search, judgements: Judgements, bench: Bench, variant: Variant) -> Fault:
+    """The fault of the smallest example: judged thoroughly, its rate, and what matters.
+
+    An example that ends its process is not judged again, and after a hang no other one is.
+    """
+    first, smallest, after, shrinking = search
+    verdict, failed, judged, note, deadline = judgements.of(smallest), 1, 1, "", judgements.deadline
+    if verdict.ends_process:
+        note = "a call that ends or blocks its process is not made again"
+    else:
+        thorough, judged = bench.judge_thoroughly(smallest), RATE_JUDGEMENTS
+        failed += sum(judgements.new(smallest).failed for _ in range(judged - 1))
+        judgements.repeats = 1 if failed == judged else _repeats(failed)
+        verdict = thorough if thorough.failed else verdict
+    judgements.deadline = 0.0 if verdict.outcome == Outcome.HUNG else max(deadline, time.monotonic() + SHRINK_SECONDS)
+
+    def fails(example: Example) -> bool | None:
+        if not bench.is_usable(example) or (other := judgements.of(example)).record is None:
+            return None
+        return other.failed
+
+    rules = what_matters(smallest, variant, fails) if judgements.deadline else names_of(smallest)
+    judgements.deadline, judgements.repeats = deadline, 1
+    return Fault(first, smallest, verdict, rules, failed, judged, after, shrinking, note)
+
+
+def _repeats(failed: int) -> int:
+    """The judgements of an example in which a fault shows that failed in so many of `RATE_JUDGEMENTS`."""
+    return min(MOST_REPEATS, max(LEAST_REPEATS, math.ceil(ENOUGH_FAILURES * RATE_JUDGEMENTS / failed)))
+
+
+def _settings(*phases: Phase) -> settings:
+    return settings(
+        max_examples=ROUND,
+        phases=phases,
+        deadline=None,
+        database=None,
+        suppress_health_check=[*HealthCheck],
+    )

@@ -1,0 +1,90 @@
+"""The judgements of one hunt: each example is judged once, and its verdict kept.
+
+So an example that hung or crashed its process is never launched again.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple, Protocol
+
+from pytest_fa.features.hunt.example import Example
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import Record
+
+NEVER_REPEATED = (Outcome.HUNG, Outcome.CRASHED, Outcome.DEVICE_ERROR)
+
+
+class Verdict(NamedTuple):
+    """The record of an example that was judged; None if the variant refused it, as it may."""
+
+    record: Record | None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it shows a fault."""
+        return self.record is not None and self.record.outcome.is_failure
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the record."""
+        return self.record.outcome if self.record else Outcome.OK
+
+    @property
+    def ends_process(self) -> bool:
+        """Whether the call ended its process, or would not end."""
+        return self.outcome in NEVER_REPEATED
+
+
+class Bench(Protocol):
+    """Judges examples of one variant."""
+
+    def judge(self, example: Example) -> Verdict:
+        """Judge an example with a few calls."""
+
+    def judge_thoroughly(self, example: Example) -> Verdict:
+        """Judge an example with as many calls as the suites make."""
+
+    def is_usable(self, example: Example) -> bool:
+        """Whether the example is possible, and the variant claims to support it."""
+
+
+class Judgements:
+    """The verdicts so far.  After `deadline` (in seconds of `time.monotonic`), every new example counts as right.
+
+    With `repeats` above 1, an example fails if one of so many judgements does.
+    """
+
+    def __init__(self, bench: Bench, deadline: float) -> None:
+        self._bench, self.deadline, self.repeats = bench, deadline, 1
+        self._known: dict[Example, Verdict] = {}
+        self.judged = self.refused = 0
+        self.seconds = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no time is left."""
+        return time.monotonic() >= self.deadline
+
+    def of(self, example: Example) -> Verdict:
+        """The verdict on an example, as it was, or of now."""
+        if example in self._known:
+            return self._known[example]
+        if self.is_over:
+            return Verdict(None)
+        verdict = self.new(example)
+        for _ in range(self.repeats - 1):
+            if verdict.failed or self.is_over:
+                break
+            verdict = self.new(example)
+        self._known[example] = verdict
+        return verdict
+
+    def new(self, example: Example) -> Verdict:
+        """A further verdict on an example."""
+        start = time.monotonic()
+        verdict = self._bench.judge(example)
+        self.seconds += time.monotonic() - start
+        self.judged += verdict.record is not None
+        self.refused += verdict.record is None
+        return verdict

@@ -1,0 +1,83 @@
+"""`run_hunt`: one hunt in pytest's run, from the options to its record."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+
+import msgspec
+
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.features.hunt.bench import RunBench
+from pytest_fa.features.hunt.case_strategy import examples_of
+from pytest_fa.features.hunt.example import Example, read_example
+from pytest_fa.features.hunt.find_text import find_of
+from pytest_fa.features.hunt.hunted import Hunt
+from pytest_fa.features.hunt.hunting import Fault, Hunted, hunt, judge_again
+from pytest_fa.features.hunt.kept_examples import KeptExamples
+from pytest_fa.features.hunt.ledger import Ledger
+from pytest_fa.features.hunt.plugin import HuntOptions
+from pytest_fa.options.options import Options
+from pytest_fa.plugin.fa_run import FaRun
+from pytest_fa.plugin.state import progress_line
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import Record
+from pytest_fa.session.builds import device_of
+from pytest_fa.session.session import Session
+from pytest_fa.wire.jobs import CaseResult
+
+LARGEST_SEED = 2**32
+
+
+def options_of(options: Options) -> HuntOptions:
+    """The options of a run that hunts."""
+    part = options.part(HuntOptions)
+    assert part  # noqa: S101  # only a hunt asks
+    return part
+
+
+def run_hunt(fa_run: FaRun, variant: Variant, hunter: int) -> Record:
+    """Hunt a variant; the record has each fault.  The hunters of one variant have different seeds.
+
+    Raises `CannotRun` if this machine cannot run the variant.
+    """
+    session, asked = fa_run.session, options_of(fa_run.session.options)
+    bench, say = RunBench(session.runner, variant), progress_line(fa_run.node.config)
+    strategy = examples_of(variant, device_of(variant), session.options.dtypes)
+    if (unusable := bench.judge(Example(bench.plainest)).record) and unusable.outcome == Outcome.NOT_BUILT:
+        return session.records.of_kind("hunt", unusable)
+    seed = (secrets.randbelow(LARGEST_SEED) if asked.seed is None else asked.seed) + hunter
+    ledger = Ledger(session.options.kernels, variant.name, device_of(variant))
+    kept, right = KeptExamples(session.options.cache, variant.name), list[Example]()
+
+    def found(fault: Fault) -> None:
+        kept.add(fault.example)
+        say(f"{variant.name}: a fault: {fault.example}")
+
+    if asked.again:
+        hunted = judge_again(bench, [read_example(text) for text in asked.again])
+    else:
+        known = dict.fromkeys((*ledger.examples, *kept.examples()))
+        arguments = (bench, variant, strategy)
+        hunted = hunt(*arguments, seconds=asked.seconds, seed=seed, known=known, found=found, right=right.append)
+    for example in right:
+        kept.forget(example)
+    return _record(session, variant, hunted, seed, ledger, right)
+
+
+def _record(  # what a hunt is told by
+    session: Session, variant: Variant, hunted: Hunted, seed: int, ledger: Ledger, right: list[Example]
+) -> Record:
+    """The record of a hunt: that of its first fault that no ledger knows, or of none."""
+    finds = tuple(find_of(fault, session.options, variant, ledger) for fault in hunted.faults)
+    numbers = (hunted.judged, hunted.refused, hunted.seconds, hunted.judging_seconds)
+    added = Hunt(*numbers, seed, finds, ledger.unexpected(right))
+    command = shlex.join([*session.options.rerun, f"--fa-hunt={variant.name}", f"--fa-hunt-seed={seed}"])
+    new = next((fault for fault, find in zip(hunted.faults, finds, strict=True) if not find.reference), None)
+    if new is not None and (first := new.verdict.record) is not None:
+        message = f"{new.example}: {first.message}"
+        result = CaseResult(first.outcome, message, first.stages, first.caught_by)
+        record = session.records.make("hunt", variant, None, result, first.builds, rerun=command, added=added)
+        return msgspec.structs.replace(record, output=first.output)
+    outcome, message = (Outcome.FAILED, "; ".join(added.unexpected)) if added.unexpected else (Outcome.OK, "")
+    return session.records.make("hunt", variant, None, CaseResult(outcome, message, ()), rerun=command, added=added)
