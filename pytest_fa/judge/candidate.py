@@ -39,6 +39,7 @@ from pytest_fa.wire.commands import (
     Capture,
     CaptureCall,
     Cold,
+    Comes,
     Command,
     Delegates,
     Disturbance,
@@ -47,6 +48,7 @@ from pytest_fa.wire.commands import (
     Forget,
     Load,
     MakeCall,
+    MakeMalformedCall,
     Open,
     PeakBytes,
     Prepare,
@@ -262,6 +264,24 @@ class Candidate:
     ) -> None:
         """Make one call and wait for it.  Afterwards `out`, and whatever else it wrote, is in the judge's tensors."""
         self._with_call(inputs, out, lambda views: self.ask(MakeCall(views, before, range_name)), more)
+
+    def malformed_call(
+        self, inputs: Inputs, tensors: Mapping[str, torch.Tensor], argument: str, comes: Comes = "as_viewed"
+    ) -> bool:
+        """Make a call with other tensors, one of which is malformed, and return whether it reached the variant.
+
+        `inputs` are those of a well-formed call, and `tensors` all tensors as a kernel has them: q, k, v, `out`, those
+        of `inputs.tensors`, and further outputs.  Raises what the variant raises.
+        """
+        self.before_launch()
+        try:
+            lent = dict(zip(tensors, self.lending.lend(tensors.values()), strict=True))
+            q, k, v, out = (lent.pop(name) for name in ("q", "k", "v", "out"))
+            of_inputs = {name: lent.pop(name) for name in inputs.tensors}
+            call = CallViews(q, k, v, out, inputs.scale, inputs.words, None, of_inputs, lent)
+            return self.ask(MakeMalformedCall(call, argument, comes)).is_reached
+        finally:
+            self.lending.take_back()
 
     def repeat(
         self,
