@@ -11,13 +11,14 @@ from typing import NamedTuple, get_args
 
 import torch
 
+from pytest_fa.attention import parts
 from pytest_fa.attention.ragged import with_lengths
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.properties import MALFORMED, Numbers, case_with_numbers
-from pytest_fa.errors import DeviceLost, Tampering, UnsupportedCase, WrongResult
+from pytest_fa.errors import DeviceLost, LaunchError, Tampering, UnsupportedCase, WrongResult
 from pytest_fa.gpu.guards import CANARY_PATTERN, Guarded
 from pytest_fa.gpu.inputs import TORCH_DTYPES, Inputs, Output, as_kernels_have, bits_of, is_poison, poison
-from pytest_fa.judge.connection import CandidateLost
+from pytest_fa.judge.connection import CandidateLost, KernelRaised
 from pytest_fa.judge.properties.cut import stored_like
 from pytest_fa.judge.properties.memory import at_offset
 from pytest_fa.judge.subject import PropertySubject
@@ -27,6 +28,7 @@ from pytest_fa.wire.commands import Comes
 Tensors = Mapping[str, torch.Tensor]  # of a call, as a kernel has them: q, k, v, out, those of parts, further outputs
 Judge = Callable[[Tensors], str]  # what is wrong with the outputs after a call; empty if they are right
 
+NUMBERS: tuple[Numbers, ...] = get_args(Numbers)
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 SMALL = 2.0**-12  # smaller numbers of K become 0, so that each dtype has all its numbers
 FINITE = 99.0  # in place of NaN in padding and in pages without a sequence
@@ -47,7 +49,7 @@ class MalformedCall(NamedTuple):
 
 
 class WellFormed(NamedTuple):
-    """A well-formed call, from which malformed ones are made."""
+    """A well-formed call, from which malformed ones are made; its tensors stay as they are."""
 
     subject: PropertySubject
     inputs: Inputs  # the judge's own
@@ -57,7 +59,8 @@ class WellFormed(NamedTuple):
     @classmethod
     def of(cls, subject: PropertySubject, inputs: Inputs) -> WellFormed:
         """The call on these inputs, with outputs filled with NaN."""
-        placed, output = subject.taken(inputs), subject.output(inputs)
+        placed = subject.taken(inputs)
+        output = subject.output(placed)
         more = {name: as_kernels_have(name, rows, inputs.conventions) for name, rows in output.more.items()}
         named = dict(zip(("q", "k", "v", "out"), (*placed[:3], output.out), strict=True))
         return cls(subject, inputs, placed, {**named, **placed.tensors, **more})
@@ -67,6 +70,10 @@ class WellFormed(NamedTuple):
     ) -> MalformedCall:
         """The call with other tensors."""
         return MalformedCall(words, self.placed, {**self.tensors, **changed}, judge, argument, comes)
+
+    def changed(self, inputs: Inputs) -> WellFormed:
+        """The call on other inputs."""
+        return WellFormed.of(self.subject, inputs)
 
     def judge(self, tensors: Tensors) -> str:
         """What is wrong with outputs that should be those of this call."""
@@ -88,9 +95,9 @@ class WellFormed(NamedTuple):
 
     def _settled(self, tensors: Tensors) -> Output:
         """A copy of the outputs, as they are judged."""
-        inputs, names = self.inputs, self.subject.more_outputs
-        rows = {name: as_kernels_have(name, tensors[name].clone(), inputs.conventions) for name in names}
-        return self.subject.settled(inputs, Output(tensors["out"].to(inputs.output_dtype, copy=True), rows))
+        placed, names = self.placed, self.subject.more_outputs
+        rows = {name: as_kernels_have(name, tensors[name].clone(), placed.conventions) for name in names}
+        return self.subject.settled(placed, Output(tensors["out"].to(placed.output_dtype, copy=True), rows))
 
     def _rows_of(self, sequence: int) -> torch.Tensor:
         """Where the output has the queries of a sequence, [batch, heads, seq_q, head_dim_v]."""
@@ -108,18 +115,37 @@ class WellFormed(NamedTuple):
         """Whether keys lie in pages, or sequences behind one another."""
         return any(name in self.tensors for name in TABLES)
 
+    @property
+    def can_share_keys(self) -> bool:
+        """Whether batches and rows may have the same memory of K and V: each number is only read, by its own place."""
+        return not (self.has_tables or self.placed.cache_dtype or parts.written(self.placed))
+
+
+class WellFormedCalls(NamedTuple):
+    """The well-formed calls: one that is as plain as the variant takes it, and others with numbers in tensors."""
+
+    plain: WellFormed
+    with_numbers: Mapping[Numbers, WellFormed]
+
+    @classmethod
+    def of(cls, subject: PropertySubject) -> WellFormedCalls:
+        """The calls of a variant."""
+        of_numbers = {each: case_with_numbers(subject.variant, subject.case, each) for each in NUMBERS}
+        calls = {each: WellFormed.of(subject, subject.inputs_of(case)) for each, case in of_numbers.items() if case}
+        return cls(_plain(subject, subject.case), calls)
+
 
 def malformed_arguments(subject: PropertySubject) -> str:
     """Each malformed call is refused, or computed correctly where it has a meaning, and writes nothing but outputs.
 
     Returns how many kinds were tried.
     """
+    calls = WellFormedCalls.of(subject)
+    for call in (calls.plain, *calls.with_numbers.values()):
+        _require_right(subject, call)
     tried, complaints = 0, list[str]()
-    for well_formed in (_plain(subject), *(_with(subject, numbers) for numbers in get_args(Numbers))):
-        if well_formed is not None:
-            _require_right(subject, well_formed)
     for kind in KINDS:
-        answers = [answer for call in kind(subject) if (answer := _complaint(subject, call)) is not None]
+        answers = [answer for call in kind(calls) if (answer := _complaint(subject, call)) is not None]
         tried += bool(answers)
         complaints += filter(None, answers)
     kinds = f"{tried} of {len(KINDS)} kinds of malformed calls apply"
@@ -138,21 +164,24 @@ def _wrong(check: Check) -> str:
 
 def _require_right(subject: PropertySubject, call: WellFormed) -> None:
     """Raise unless a well-formed call that is made as malformed ones are is computed correctly."""
-    is_reached = subject.candidate.malformed_call(call.placed, call.tensors, "q")
-    if wrong := call.judge(call.tensors) if is_reached else "it does not reach the variant":
+    tensors = {name: tensor.clone() for name, tensor in call.tensors.items()}
+    is_reached = subject.candidate.malformed_call(call.placed, tensors, "q")
+    if wrong := call.judge(tensors) if is_reached else "it does not reach the variant":
         raise WrongResult(MALFORMED, f"{MALFORMED}: a well-formed call, before malformed ones: {wrong}")
 
 
 def _complaint(subject: PropertySubject, call: MalformedCall) -> str | None:
     """Make a call; what is wrong with its answer, empty if nothing is; None if the call does not reach the variant."""
-    outputs = ("out", *subject.more_outputs)
-    memories = {name: _Memory(tensor, is_output=name in outputs) for name, tensor in call.tensors.items()}
+    outputs, written = ("out", *subject.more_outputs), parts.written(call.inputs)
+    memories = {
+        name: _Memory(tensor, is_output=name in outputs, is_written=name in written)
+        for name, tensor in call.tensors.items()
+    }
     tensors = {name: memory.tensor for name, memory in memories.items()}
-    complaint = ""
+    said, is_refused = "", False
     try:
         if not subject.candidate.malformed_call(call.inputs, tensors, call.argument, call.comes):
             return None
-        complaint = _accepted(call, tensors)
     except CandidateLost as lost:
         lost.during = f"{MALFORMED}: {call.words}"
         raise
@@ -160,12 +189,14 @@ def _complaint(subject: PropertySubject, call: MalformedCall) -> str | None:
         raise DeviceLost(f"{MALFORMED}: {call.words}: {lost}") from lost
     except Tampering:
         raise
-    except WrongResult as problem:
-        complaint = f"{call.words} was accepted: {problem}"
-    except Exception:  # noqa: BLE001  # whatever the variant raises is a refusal
-        complaint = ""
+    except WrongResult as problem:  # the function returned what is no output
+        said = f"{call.words} was accepted: {problem}"
+    except (UnsupportedCase, LaunchError, KernelRaised):
+        is_refused = True
     damage = next((f"{name}: {memory.damage}" for name, memory in memories.items() if memory.damage), "")
-    return f"{call.words}: the kernel wrote outside its output, {damage}" if damage else complaint
+    if damage:
+        return f"{call.words}: the kernel wrote outside its output, {damage}"
+    return said if said or is_refused else _accepted(call, tensors)
 
 
 def _accepted(call: MalformedCall, tensors: Tensors) -> str:
@@ -181,13 +212,13 @@ def _accepted(call: MalformedCall, tensors: Tensors) -> str:
 class _Memory:
     """A tensor of a call, whose storage lies between guard bands."""
 
-    def __init__(self, tensor: torch.Tensor, *, is_output: bool) -> None:
+    def __init__(self, tensor: torch.Tensor, *, is_output: bool, is_written: bool) -> None:
         whole = tensor.new_empty(0).set_(tensor.untyped_storage())
         self._guarded = Guarded.like(whole, CANARY_PATTERN)  # which is no NaN
         self._guarded.tensor.copy_(whole)
         if is_output:
             poison(self._guarded.tensor)
-        self._before = None if is_output else self._guarded.tensor.clone()
+        self._before = None if is_output or is_written else self._guarded.tensor.clone()
         start = self._guarded.tensor.storage_offset() + tensor.storage_offset()
         self.tensor = self._guarded.tensor.as_strided(tensor.shape, tensor.stride(), start)
 
@@ -203,27 +234,21 @@ class _Memory:
 # -- well-formed calls ------------------------------------------------------------------------------------------------
 
 
-def _plain(subject: PropertySubject, case: Case | None = None) -> WellFormed:
+def _plain(subject: PropertySubject, case: Case) -> WellFormed:
     """A call in which K has numbers that each dtype has."""
-    inputs = subject.inputs_of(case or subject.case)
+    inputs = subject.inputs_of(case)
     k = inputs.k.clone()
     if k.dtype in (torch.float16, torch.bfloat16, torch.float32):
         k.copy_(k.where(k.abs() >= SMALL, 0.0).to(torch.bfloat16).to(torch.float16))
     return WellFormed.of(subject, inputs._replace(k=k))
 
 
-def _with(subject: PropertySubject, numbers: Numbers) -> WellFormed | None:
-    """A call with lengths, pages or starts; None if the variant takes none."""
-    case = case_with_numbers(subject.variant, subject.case, numbers)
-    return None if case is None else WellFormed.of(subject, subject.inputs_of(case))
-
-
 # -- the kinds of malformed calls -------------------------------------------------------------------------------------
 
 
-def _other_dtype(subject: PropertySubject) -> Iterator[MalformedCall]:
+def _other_dtype(calls: WellFormedCalls) -> Iterator[MalformedCall]:
     """K has the same numbers in another dtype."""
-    call = _plain(subject)
+    call = calls.plain
     q, k = call.tensors["q"], call.tensors["k"]
     if k.dtype != torch.int8:
         other = torch.bfloat16 if q.dtype == torch.float16 else torch.float16
@@ -231,55 +256,55 @@ def _other_dtype(subject: PropertySubject) -> Iterator[MalformedCall]:
         yield call.malformed(words, {"k": k.to(other)}, call.judge)
 
 
-def _rank(subject: PropertySubject) -> Iterator[MalformedCall]:
-    call = _plain(subject)
+def _rank(calls: WellFormedCalls) -> Iterator[MalformedCall]:
+    call = calls.plain
     yield call.malformed("k of 3 dimensions", {"k": call.tensors["k"][0]})
 
 
-def _batch(subject: PropertySubject) -> Iterator[MalformedCall]:
+def _batch(calls: WellFormedCalls) -> Iterator[MalformedCall]:
     """K and V of the first batch, which means that all batches share it, if anything."""
-    call = _plain(subject)
-    if not call.has_tables and call.inputs.descales is None:
+    call = calls.plain
+    if call.can_share_keys and call.inputs.descales is None:
         k, v = (call.tensors[name][:1].clone() for name in "kv")
         shared = call.inputs._replace(k=k.expand_as(call.inputs.k), v=v.expand_as(call.inputs.v))
         words = f"{len(call.inputs.q)} batches of q beside 1 of k and v"
-        yield call.malformed(words, {"k": k, "v": v}, WellFormed.of(subject, shared).judge)
+        yield call.malformed(words, {"k": k, "v": v}, call.changed(shared).judge)
 
 
-def _heads(subject: PropertySubject) -> Iterator[MalformedCall]:
-    call = _plain(subject)
+def _heads(calls: WellFormedCalls) -> Iterator[MalformedCall]:
+    call = calls.plain
     heads, kv_heads = call.tensors["q"].shape[1], call.tensors["k"].shape[1]
     if heads > 2:  # noqa: PLR2004  # one head less does not divide them
-        of_heads = torch.arange(heads - 1, device=subject.device) % kv_heads
+        of_heads = torch.arange(heads - 1, device=call.placed.q.device) % kv_heads
         k, v = (stored_like(call.tensors[name][:, of_heads], call.tensors[name]) for name in "kv")
         yield call.malformed(f"{heads} heads of q beside {heads - 1} of k and v", {"k": k, "v": v})
 
 
-def _head_dim(subject: PropertySubject) -> Iterator[MalformedCall]:
-    call = _plain(subject)
+def _head_dim(calls: WellFormedCalls) -> Iterator[MalformedCall]:
+    call = calls.plain
     k = call.tensors["k"]
     dim = k.shape[3] - 8 if k.shape[3] > 8 else k.shape[3] // 2  # noqa: PLR2004  # 16 bytes of 16-bit elements
     yield call.malformed(f"head_dim {k.shape[3]} of q beside {dim} of k", {"k": stored_like(k[..., :dim], k)})
 
 
-def _lengths_of_k_and_v(subject: PropertySubject) -> Iterator[MalformedCall]:
-    call = _plain(subject)
+def _lengths_of_k_and_v(calls: WellFormedCalls) -> Iterator[MalformedCall]:
+    call = calls.plain
     v = call.tensors["v"]
     if (keys := v.shape[2]) > 1:
         yield call.malformed(f"{keys} rows of k beside {keys - 1} of v", {"v": stored_like(v[:, :, :-1], v)})
 
 
-def _shape_of_out(subject: PropertySubject) -> Iterator[MalformedCall]:
-    call = _plain(subject)
+def _shape_of_out(calls: WellFormedCalls) -> Iterator[MalformedCall]:
+    call = calls.plain
     out = call.tensors["out"]
     rows = out.shape[2]
     words = f"an output of {rows - 1} rows beside {rows} of q"
     yield call.malformed(words, {"out": stored_like(out[:, :, :-1], out)}, argument="out")
 
 
-def _dtype_of_out(subject: PropertySubject) -> Iterator[MalformedCall]:
-    """An output with more bits, which can hold the right result, or with fewer, which cannot."""
-    call = _plain(subject)
+def _dtype_of_out(calls: WellFormedCalls) -> Iterator[MalformedCall]:
+    """An output with more bits, which can hold the correct result, or with fewer, which cannot."""
+    call = calls.plain
     out = call.tensors["out"]
     is_wider = out.dtype != torch.float32
     other = torch.float32 if is_wider else torch.float16
@@ -288,54 +313,54 @@ def _dtype_of_out(subject: PropertySubject) -> Iterator[MalformedCall]:
     yield call.malformed(words, changed, call.judge if is_wider else None, "out")
 
 
-def _unaligned(subject: PropertySubject) -> Iterator[MalformedCall]:
-    call = _plain(subject)
+def _unaligned(calls: WellFormedCalls) -> Iterator[MalformedCall]:
+    call = calls.plain
     moved = {name: at_offset(None, call.tensors[name]) for name in ("q", "k", "v", "out")}
     yield call.malformed("pointers off by one element", moved, call.judge)
 
 
-def _strides(subject: PropertySubject) -> Iterator[MalformedCall]:
+def _strides(calls: WellFormedCalls) -> Iterator[MalformedCall]:
     """Elements of K that are two apart, and rows of K that overlap."""
-    call = _plain(subject)
+    call = calls.plain
     k = call.tensors["k"]
     twice = stored_like(k.repeat_interleave(2, 3), k)
     twice[..., 1::2] = 127 if k.dtype == torch.int8 else float("nan")
     yield call.malformed("k with a last stride of 2", {"k": twice[..., ::2]}, call.judge)
-    if not call.has_tables:
+    if call.can_share_keys:
         step = max(1, k.shape[3] // 2)
         dense = k.clone(memory_format=torch.contiguous_format)
         overlapping = dense.as_strided(k.shape, (*dense.stride()[:2], step, 1))
-        meant = WellFormed.of(subject, call.inputs._replace(k=stored_like(overlapping, k)))
+        meant = call.changed(call.inputs._replace(k=stored_like(overlapping, k)))
         yield call.malformed("rows of k that overlap", {"k": overlapping}, meant.judge)
 
 
-def _absent(subject: PropertySubject) -> Iterator[MalformedCall]:
-    yield _plain(subject).malformed("None for k", {}, comes="absent")
+def _absent(calls: WellFormedCalls) -> Iterator[MalformedCall]:
+    yield calls.plain.malformed("None for k", {}, comes="absent")
 
 
-def _elsewhere(subject: PropertySubject) -> Iterator[MalformedCall]:
-    where = "on the CPU" if subject.device.type == "cuda" else "on the device `meta`"
-    yield _plain(subject).malformed(f"k {where}", {}, comes="elsewhere")
+def _elsewhere(calls: WellFormedCalls) -> Iterator[MalformedCall]:
+    where = "on the CPU" if calls.plain.placed.q.is_cuda else "on the device `meta`"
+    yield calls.plain.malformed(f"k {where}", {}, comes="elsewhere")
 
 
-def _lengths(subject: PropertySubject) -> Iterator[MalformedCall]:
+def _lengths(calls: WellFormedCalls) -> Iterator[MalformedCall]:
     """A first sequence of more keys than there are, which may be taken for all, and of fewer than none."""
-    if (call := _with(subject, "lengths")) is None or "seqlens_k" not in call.inputs.extra:
+    if (call := calls.with_numbers.get("lengths")) is None or "seqlens_k" not in call.inputs.extra:
         return
     keys = call.inputs.k.shape[2]
     for length, meant in ((keys + TOO_MANY, keys), (-1, 0)):
         lengths = call.inputs.extra["seqlens_k"].clone()
         lengths[0] = meant
-        near = WellFormed.of(subject, with_lengths(call.inputs, {"seqlens_k": lengths}))
+        near = call.changed(with_lengths(call.inputs, {"seqlens_k": lengths}))
         malformed = near.tensors["seqlens_k"].clone()
         malformed[0] += length - meant
         changed = {**near.with_finite("k", "v"), "seqlens_k": malformed}
         yield near.malformed(f"seqlens_k of {length} where k has {keys} rows", changed, near.judge_but_nan_in(0))
 
 
-def _pages(subject: PropertySubject) -> Iterator[MalformedCall]:
+def _pages(calls: WellFormedCalls) -> Iterator[MalformedCall]:
     """The first page of the longest sequence is none."""
-    if (call := _with(subject, "pages")) is None:
+    if (call := calls.with_numbers.get("pages")) is None:
         return
     pages, longest = len(call.tensors["k"]), int(call.tensors["seqlens_k"].argmax())
     for number in (pages + TOO_MANY, -1):
@@ -345,14 +370,14 @@ def _pages(subject: PropertySubject) -> Iterator[MalformedCall]:
         yield call.malformed(f"page {number} of {pages} in block_table", changed, call.judge_but_nan_in(longest))
 
 
-def _starts(subject: PropertySubject) -> Iterator[MalformedCall]:
+def _starts(calls: WellFormedCalls) -> Iterator[MalformedCall]:
     """The last sequence ends before it begins, which may be taken for no keys; of queries, it means nothing."""
-    if (call := _with(subject, "starts")) is None:
+    if (call := calls.with_numbers.get("starts")) is None:
         return
     name = "cu_seqlens_k" if "cu_seqlens_k" in call.tensors else "cu_seqlens_q"
     lengths = call.inputs.extra["seqlens_k"].clone()
     lengths[-1] = 0
-    near = WellFormed.of(subject, with_lengths(call.inputs, {"seqlens_k": lengths}))
+    near = call.changed(with_lengths(call.inputs, {"seqlens_k": lengths}))
     starts = near.tensors[name].clone()
     starts[-1] = starts[-2] - 1
     judge = near.judge_but_nan_in(len(lengths) - 1) if name == "cu_seqlens_k" else None
@@ -360,24 +385,25 @@ def _starts(subject: PropertySubject) -> Iterator[MalformedCall]:
     yield near.malformed(words, {**near.with_finite("k", "v"), name: starts}, judge)
 
 
-def _other_head_dim(subject: PropertySubject) -> Iterator[MalformedCall]:
+def _other_head_dim(calls: WellFormedCalls) -> Iterator[MalformedCall]:
     """A head_dim that is not claimed, with which all tensors fit together."""
+    subject = calls.plain.subject
     claimed, dim = subject.variant.supports.head_dim, subject.case.head_dim
     other = next(size for size in (dim + 8, dim + 4, dim + 1, 2 * max(claimed)) if size not in claimed)
     call = _plain(subject, subject.case.with_fields({"head_dim": other}))
     yield call.malformed(f"head_dim {other}, which supports.head_dim does not list", {}, call.judge)
 
 
-def _empty(subject: PropertySubject) -> Iterator[MalformedCall]:
+def _empty(calls: WellFormedCalls) -> Iterator[MalformedCall]:
     """No batch, of which nothing is to be computed."""
-    call = _plain(subject)
+    call = calls.plain
     if not call.has_tables:
         batch = len(call.tensors["q"])
         of_batches = {name: tensor[:0] for name, tensor in call.tensors.items() if len(tensor) == batch}
         yield call.malformed("0 batches", of_batches, lambda _: "")
 
 
-KINDS: tuple[Callable[[PropertySubject], Iterator[MalformedCall]], ...] = (
+KINDS: tuple[Callable[[WellFormedCalls], Iterator[MalformedCall]], ...] = (
     _other_dtype,
     _rank,
     _batch,
