@@ -44,8 +44,10 @@ def gathered(
     cache: torch.Tensor,  # [pages, kv_heads, page_size, dim]
     block_table: torch.Tensor,  # [batch, n]; entries behind the last page of a sequence may be any number
 ) -> torch.Tensor:
-    """Return the keys of all sequences, [batch, kv_heads, n * page_size, dim]."""
-    return cache[block_table.clamp(0, cache.shape[0] - 1)].transpose(1, 2).flatten(2, 3)
+    """Return the keys of all sequences, [batch, kv_heads, n * page_size, dim]; NaN for a page that the cache lacks."""
+    pages = block_table.clamp(0, cache.shape[0] - 1)
+    keys = cache[pages].masked_fill((pages != block_table)[..., None, None, None], float("nan"))
+    return keys.transpose(1, 2).flatten(2, 3)
 
 
 def append(

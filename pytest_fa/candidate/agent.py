@@ -21,10 +21,10 @@ from pytest_fa.candidate.cuda_forward import Allocate, CudaForward
 from pytest_fa.candidate.delegated import operators_of
 from pytest_fa.candidate.first_call import load_copy
 from pytest_fa.candidate.forward import Forward
-from pytest_fa.candidate.module import open_forward
+from pytest_fa.candidate.module import load_forward, open_forward
 from pytest_fa.candidate.output import written
-from pytest_fa.candidate.series import PreparedCalls, in_a_row, keywords_of
-from pytest_fa.errors import FaError
+from pytest_fa.candidate.series import PreparedCalls, in_a_row, is_same_memory, keywords_of
+from pytest_fa.errors import FaError, LaunchError, UnsupportedCase
 from pytest_fa.gpu.device import give_memory_back, open_device, peak_bytes_of, synchronize
 from pytest_fa.gpu.device_tools import DeviceTools, NoDeviceTools, device_tools
 from pytest_fa.gpu.graphs import CannotCapture
@@ -34,6 +34,7 @@ from pytest_fa.wire.commands import (
     Attach,
     CallViews,
     CaptureCall,
+    Comes,
     Command,
     Copy,
     Delegates,
@@ -43,6 +44,7 @@ from pytest_fa.wire.commands import (
     EndJob,
     Launch,
     MakeCall,
+    MakeMalformedCall,
     Open,
     PeakBytes,
     Repeat,
@@ -68,6 +70,33 @@ def load_variant(command: Open, allocate: Allocate) -> AbstractContextManager[Fo
     return open_forward(command.variant, command.library, allocate, command.computes)
 
 
+class Watched:
+    """A variant whose `is_reached` tells whether its own function was called since that was last set to False."""
+
+    def __init__(self, opened: Open, forward: Forward, allocate: Allocate) -> None:
+        self.is_reached = False
+        self._is_bound = isinstance(forward, CudaForward)  # and says by its exceptions who refuses a call
+        if opened.variant is None or self._is_bound:
+            self._forward = forward if self._is_bound else self._watch(forward)
+        else:
+            self._forward = load_forward(opened.variant, opened.library, allocate, opened.computes, self._watch)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> torch.Tensor:  # noqa: ANN401  # passed through
+        """Call the variant."""
+        return self._forward(*arguments, **keywords)
+
+    def is_refused_before(self, problem: Exception) -> bool:
+        """Whether an exception of the call came before the variant's own function, or from the binding."""
+        return not (isinstance(problem, UnsupportedCase | LaunchError) if self._is_bound else self.is_reached)
+
+    def _watch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401  # passed through
+            self.is_reached = True
+            return function(*arguments, **keywords)
+
+        return watched
+
+
 class Agent:
     """One variant at a time, and the memory that it was given."""
 
@@ -75,6 +104,7 @@ class Agent:
         self._opening, self._scope = opening, ExitStack()
         self._loaded_before = loaded_compilers()
         self._forward: Forward | None = None
+        self._watched: Watched | None = None
         self._opened: Open | None = None
         self._of_thread = threading.local()  # its `workspace` is that of the call that this thread makes
         self._mapped: dict[int, torch.Tensor] = {}
@@ -97,6 +127,8 @@ class Agent:
                 return Done(size_bytes=self._workspace_bytes(command.call))
             case MakeCall():
                 return self._call(command)
+            case MakeMalformedCall():
+                return self._malformed_call(command)
             case Repeat():
                 return self._repeat(command)
             case Script():
@@ -119,7 +151,7 @@ class Agent:
     def _open(self, command: Open) -> Done:
         self._scope.close()
         self.device = open_device(command.device)
-        self._opened = command
+        self._opened, self._watched = command, None
         synchronize(self.device)  # makes the CUDA context
         self._tools, why_no_tools = _find_tools(self.device) if command.tools else (None, NO_TOOLS_WANTED)
         self._forward = self._scope.enter_context(self._opening(command, self._allocate))
@@ -182,6 +214,37 @@ class Agent:
         synchronize(self.device)
         synchronize(out.device)  # a call may be on another device than the current one
         return Done()
+
+    def _malformed_call(self, command: MakeMalformedCall) -> Done:
+        """Make a malformed call.  Raises what the variant raises, and not what refuses the call before it."""
+        call, watched = command.call, self._watched_forward()
+        views = {"q": call.q, "k": call.k, "v": call.v, "out": call.out, **call.tensors, **call.outputs}
+        tensors: dict[str, Any] = {name: self._tensor(view) for name, view in views.items()}
+        malformed = _instead(tensors[command.argument], command.comes)
+        q, k, v, out, *others = {**tensors, command.argument: malformed}.values()
+        try:
+            keywords = {**call.words, **dict(zip(list(views)[4:], others, strict=True))}
+            result = watched(q, k, v, scale=call.scale, out=out, **keywords)
+        except Exception as problem:
+            synchronize(self.device)
+            if watched.is_refused_before(problem):
+                return Done(is_reached=False)
+            raise
+        is_unused = command.argument == "out" and result is not out and not is_same_memory(result, out)
+        if not is_unused:  # else the function returns a tensor of its own, and has nothing to do with `out`
+            written(result, (out, *(tensors[name] for name in call.outputs)))
+        synchronize(self.device)
+        return Done(is_reached=not is_unused)
+
+    def _watched_forward(self) -> Watched:
+        """The open variant, which then tells whether a call has reached it."""
+        if self._watched is None:
+            opened, forward = self._opened, self._forward
+            if opened is None or forward is None:
+                raise FaError("no variant is open")
+            self._watched = Watched(opened, forward, self._allocate)
+        self._watched.is_reached = False
+        return self._watched
 
     def _repeat(self, command: Repeat) -> Done:
         call, forward = command.call, self._forward_for(command.call)
@@ -278,6 +341,13 @@ class Agent:
                 stream.flush()
         ctypes.CDLL(None).fflush(None)
         return Done()
+
+
+def _instead(tensor: torch.Tensor, comes: Comes) -> torch.Tensor | None:
+    """What comes in the place of a tensor."""
+    if comes == "as_viewed":
+        return tensor
+    return None if comes == "absent" else tensor.to("cpu" if tensor.is_cuda else "meta")
 
 
 def _find_tools(device: torch.device) -> tuple[DeviceTools | None, str | None]:

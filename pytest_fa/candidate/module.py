@@ -47,6 +47,8 @@ from pytest_fa.errors import (
 from pytest_fa.gpu.guards import Workspaces
 from pytest_fa.options import options
 
+WatchFunction = Callable[[Callable[..., Any]], Callable[..., Any]]  # a function that is called in place of another
+
 CUDA_FAILED = ("CUDA error", "CUDA driver error", "CUDA out of memory")  # how the errors of PyTorch's CUDA checks begin
 MODULE_LINE = 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {{ module.def("{0}", &{0}); }}'
 VARIANTS = "pytest_fa_variants"  # the package of the packages of variants' folders
@@ -92,25 +94,29 @@ def build_library(variant: Variant, cache: Path, *, no_build: bool = False) -> s
 
 
 def load_forward(
-    variant: Variant, library: str | None, allocate: Allocate | None = None, computes: Computes | None = None
+    variant: Variant,
+    library: str | None,
+    allocate: Allocate | None = None,
+    computes: Computes | None = None,
+    watch: WatchFunction = lambda function: function,
 ) -> Forward:
     """Return the callable of a variant.
 
     `library` is the path of the built library, None for an entry of kind `python`.  `allocate` provides workspaces.
     `computes` replaces the variant's own value: a variant of role `overhead` computes nothing, and is called with the
-    tensors of attention or of scores.
+    tensors of attention or of scores.  What is called of a function in Python or an extension is `watch` of it.
     """
     if variant.entry.kind == "python":
         function = _with_defines(_python_function(variant), variant)
         arguments = ARGUMENTS if variant.computes == "gradients" and not variant.entry.autograd else "qkv"
         if problem := signature_problem(function, variant.entry, variant.passed, tuple(arguments)):
             raise FaError(f"{variant.name}: entry.target {variant.entry.target!r}: {problem}")
-        forward = _adapt_if_declared(function, variant)
+        forward = _adapt_if_declared(watch(function), variant)
         return _translate_refusals(forward) if variant.entry.is_operator else forward
     if library is None:
         raise BuildError(f"{variant.name} has no library; build it first, for example with `build_library`")
     if variant.entry.kind == "torch":
-        return _translate_refusals(_adapt_if_declared(_extension_function(variant, Path(library)), variant))
+        return _translate_refusals(_adapt_if_declared(watch(_extension_function(variant, Path(library))), variant))
     if variant.computes == "gradients":
         return CudaBackward(library, allocate or Workspaces())
     launched = CudaForward(library, allocate or Workspaces(), computes or variant.computes)
@@ -228,10 +234,7 @@ def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
         if variant.entry.is_operator:
             load_operators(target, library, where)
             return operator_of(target)
-        spec = importlib.util.spec_from_file_location(name, library)
-        assert spec is not None and spec.loader is not None  # noqa: S101, PT018  # the path ends in .so
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = _extension_module(name, library)
     except (ImportError, OSError) as problem:
         hint = f"; write `{MODULE_LINE.format(target)}`" if "PyInit_" in str(problem) else ""
         raise FaError(f"{where}: the extension cannot be loaded: {problem}{hint}") from problem
@@ -243,6 +246,16 @@ def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
         raise FaError(f"{where}: the module has no function of this name (it has: {public}); {line}")
     function: Callable[..., Any] = getattr(module, target)
     return function
+
+
+@functools.cache
+def _extension_module(name: str, library: Path) -> ModuleType:
+    """The module of an extension, which a process can load once.  Raises `ImportError`."""
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None and spec.loader is not None  # noqa: S101, PT018  # the path ends in .so
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _neighbours(target: str) -> str:

@@ -19,6 +19,7 @@ from pytest_fa.attention.backward import GRADIENTS, means_gradients
 from pytest_fa.attention.backward import LINE as BACKWARD_LINE
 from pytest_fa.attention.dtypes import Dtype, dtype_called
 from pytest_fa.attention.not_judged import recognised
+from pytest_fa.attention.pages import KV_CACHE
 from pytest_fa.attention.scores import Computes
 from pytest_fa.attention.sizes import in_order, read_range
 from pytest_fa.catalog.claims import claim_problem
@@ -96,6 +97,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tolerance: Tolerance | None = None
     deterministic: Deterministic | None = None
     invariant: tuple[Invariance, ...] | None = None
+    checks_arguments: bool | None = None
     omits: str | None = None
     suppressions: dict[Sanitizer, Suppression] | None = None
     returns: Annotated[tuple[Returns, ...], SOME] | None = None
@@ -124,6 +126,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tolerance: Tolerance = "same_precision"
     deterministic: Deterministic = True
     invariant: tuple[Invariance, ...] = ()
+    checks_arguments: bool = False
     optional: bool = False
     omits: str = ""
     suppressions: dict[Sanitizer, Suppression] = {}
@@ -283,6 +286,7 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
         parent=member.parent or manifest.parent,
         because=member.because or manifest.because,
         expect=member.expect or manifest.expect,
+        checks_arguments=manifest.checks_arguments if member.checks_arguments is None else member.checks_arguments,
         omits=manifest.omits if member.omits is None else member.omits,
         suppressions=manifest.suppressions if member.suppressions is None else member.suppressions,
         computes=computes,
@@ -320,7 +324,7 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
     if variant.optional and variant.role != "baseline":
         values = f"optional is true, role is {variant.role!r}"
         raise ManifestError(f"{path}: {name}: {values}; optional needs role 'baseline'")
-    of_claims = conventions_problem(variant) or claim_problem(variant)
+    of_claims = conventions_problem(variant) or claim_problem(variant) or _arguments_problem(variant)
     if problem := (probe_problem(variant) or returns_problem(variant) or problem_of(variant) or of_claims):
         raise ManifestError(f"{path}: {problem}")
     # The output of a variant that omits a phase is not checked, so it must be an ablation and name its parent.
@@ -328,6 +332,17 @@ def _variant(name: str, member: Member, manifest: Manifest, path: Path, root: Pa
         values = f"omits is {variant.omits!r}, role is {variant.role!r}, parent is {variant.parent!r}"
         raise ManifestError(f"{path}: {name}: {values}; omits needs role 'ablation' and a parent")
     return variant
+
+
+def _arguments_problem(variant: Variant) -> str | None:
+    """Why malformed calls of a variant that promises to check them cannot be made, or None."""
+    reason = ""
+    if variant.computes != "attention":
+        reason = f"computes is {variant.computes!r}, and malformed calls are made of attention only"
+    if variant.packs_inputs or variant.conventions.get(KV_CACHE) is not None:
+        reason = "its function gets one tensor for several, in which none can be malformed alone"
+    is_broken = variant.checks_arguments and reason
+    return f"{variant.name}: checks_arguments is true, but {reason}; drop checks_arguments" if is_broken else None
 
 
 def _returns(manifest: Manifest, member: Member) -> tuple[Returns, ...]:

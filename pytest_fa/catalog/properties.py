@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
+from pytest_fa.attention import parts
 from pytest_fa.attention.append import PART as APPEND
 from pytest_fa.attention.cache_dtype import PART as CACHE_DTYPE
 from pytest_fa.attention.pages import PART as PAGES
@@ -45,6 +48,7 @@ PROPERTIES: dict[str, str] = {
     "chunk_invariance": "queries in chunks have the same bits",
     "prefix_invariance": "sequences that share a page have the same bits as with copies of it",
     "split_invariance": "any number of splits of the keys gives the same bits",
+    "malformed_arguments": "a malformed call is refused, or is computed correctly where it still has a meaning",
     "split_and_merge": "the outputs of two ranges of keys, merged by their log-sum-exps, are that of all keys",
 }
 ON_GPU = frozenset(
@@ -77,7 +81,8 @@ INVARIANCES: dict[Invariance, str] = {
     "prefix": "prefix_invariance",
     "split": "split_invariance",
 }
-PROMISED = frozenset((*INVARIANCES.values(), "split_and_merge", "new_lengths"))  # only by some variants
+MALFORMED = "malformed_arguments"  # which `checks_arguments` in a manifest promises
+PROMISED = frozenset((*INVARIANCES.values(), "split_and_merge", "new_lengths", MALFORMED))  # only by some variants
 ON_RAGGED_CASES = ("new_lengths",)
 ON_PLAIN_CASES = ("chunk_invariance", "split_and_merge")  # other parts of attention than a mask count keys or queries
 
@@ -111,6 +116,7 @@ STRIDES_OF: dict[str, StrideRule] = {
     "offset_pointers": "any",
     "far_offsets": "equal",
 }
+Numbers = Literal["lengths", "pages", "starts"]  # the tensors of a call whose elements may be malformed
 SCALED = frozenset(("zero_scale", "negative_scale"))  # with another scale than 1 / sqrt(D)
 ON_OTHER_STREAMS = frozenset(("streams", "graph_capture", "first_call_in_capture"))
 
@@ -121,12 +127,14 @@ UNFIT_CACHES = {"contained_nan": ("int8",), "head_independence": ("_t",), "batch
 # Properties that merge batches with heads, which the layout bshd does not allow.
 NEEDS_BHSD = frozenset(("new_shape",))
 
+FEW_ROWS = 32  # of a malformed call
 SEQUENCE = 150  # more than two tiles of 64, and not a multiple of a tile
 
 
 def properties_of(variant: Variant) -> tuple[str, ...]:
     """Return the names of the properties that apply to what the variant computes and promises."""
     left_out = {name for word, name in INVARIANCES.items() if word not in variant.invariant}
+    left_out |= set() if variant.checks_arguments else {MALFORMED}
     if variant.computes == "scores":
         left_out |= ATTENTION_ONLY
     left_out |= NOT_OF_GRADIENTS if variant.computes == "gradients" else GRADIENTS_ONLY
@@ -183,6 +191,8 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
     """
     if name in ON_PLAIN_CASES and (plain := _plain_case(variant, name, dtypes)):
         return plain
+    if name == MALFORMED:
+        return _with_dtype(property_case(variant, FEW_ROWS), variant, dtypes)
     if name == INVARIANCES["prefix"] and PAGES.is_claimed(variant.supports):
         return _paged_case(variant, dtypes)
     case, supports = property_case(variant), variant.supports
@@ -216,6 +226,20 @@ def _paged_case(variant: Variant, dtypes: tuple[str, ...]) -> Case:
     fields = {**RAGGED.fields_in_turn(lengths, case.heads)[-1], **PAGES.fields_with(pages, case.heads)}
     changed = _with_dtype(case, variant, dtypes).with_fields(fields)
     return case.with_fields(fields) if PAGES.impossible(changed) or variant.refuses(changed) else changed
+
+
+def case_with_numbers(variant: Variant, case: Case, numbers: Numbers) -> Case | None:
+    """The case with lengths of keys, with pages, or with starts of sequences; None if the variant supports none."""
+    supports, heads = variant.supports, case.heads
+    patterns = [RAGGED.fields_with(claim, heads) for claim in ("keys", "both") if claim in RAGGED.supported(supports)]
+    if numbers == "pages":
+        further = [PAGES.fields_with(claim, heads) for claim in PAGES.supported(supports) if claim != PAGES.claims[0]]
+    else:
+        layouts = ["thd"] if numbers == "starts" else [layout for layout in supports.layout if layout != "thd"]
+        further = [{"layout": layout} for layout in layouts if layout in supports.layout]
+    changed = [case.with_fields({**lengths, **more}) for more in further for lengths in patterns]
+    possible = (each for each in changed if not any(part.impossible(each) for part in parts.PARTS))
+    return next((each for each in possible if not variant.refuses(each)), None)
 
 
 def _with_dtype(case: Case, variant: Variant, dtypes: tuple[str, ...]) -> Case:

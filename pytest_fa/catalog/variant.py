@@ -260,6 +260,7 @@ class Variant(msgspec.Struct, frozen=True):
     expect: str
     may_differ: tuple[Returns, ...] = ()  # outputs that may differ from call to call
     invariant: tuple[Invariance, ...] = ()  # what changes no bit of a row
+    checks_arguments: bool = False  # whether each malformed call is refused, or computed where it has a meaning
     omits: str = ""
     suppressions: dict[Sanitizer, Suppression] = {}
     computes: Computes = "attention"

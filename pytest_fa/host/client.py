@@ -305,7 +305,8 @@ class Workers:
             return result
         stage = next((stage.name for stage in getattr(result, "stages", ()) if stage.state == "failed"), None)
         progress = Progress(stage or job.wanted_stages[0], job.watchdog_seconds)
-        return msgspec.structs.replace(result, message=self._describe_ending(outcome, "", progress))
+        during, ending = getattr(result, "during", ""), self._describe_ending(outcome, "", progress)
+        return msgspec.structs.replace(result, message=f"{during}: {ending}" if during else ending)
 
     def _receive(  # what one job needs
         self,

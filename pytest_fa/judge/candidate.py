@@ -19,8 +19,8 @@ from pytest_fa.attention.scores import Computes
 from pytest_fa.candidate.agent import Opening, load_variant
 from pytest_fa.candidate.forward import Forward
 from pytest_fa.catalog.variant import Device, Variant
-from pytest_fa.errors import FaError, Tampering
-from pytest_fa.gpu.device import synchronize
+from pytest_fa.errors import DeviceLost, FaError, Tampering
+from pytest_fa.gpu.device import is_alive, synchronize
 from pytest_fa.gpu.guards import Workspaces
 from pytest_fa.gpu.inputs import NOTHING, Inputs, Output, as_kernels_have
 from pytest_fa.gpu.shared_memory import (
@@ -31,7 +31,7 @@ from pytest_fa.gpu.shared_memory import (
     unmap_on_gpu,
 )
 from pytest_fa.judge.call_memory import CallMemory
-from pytest_fa.judge.connection import Connection, LocalConnection, Remote
+from pytest_fa.judge.connection import Connection, KernelRaised, LocalConnection, Remote
 from pytest_fa.judge.lending import Lending, OtherProcess, SameProcess
 from pytest_fa.wire.commands import (
     Allocated,
@@ -39,6 +39,7 @@ from pytest_fa.wire.commands import (
     Capture,
     CaptureCall,
     Cold,
+    Comes,
     Command,
     Delegates,
     Disturbance,
@@ -47,6 +48,7 @@ from pytest_fa.wire.commands import (
     Forget,
     Load,
     MakeCall,
+    MakeMalformedCall,
     Open,
     PeakBytes,
     Prepare,
@@ -62,6 +64,7 @@ from pytest_fa.wire.commands import (
     WorkspaceBytes,
 )
 from pytest_fa.wire.compiling import COMPILE_SECONDS, CompilingCalls
+from pytest_fa.wire.user_traceback import explanation_of, message_of
 
 MAX_WORKSPACE_BYTES = 2**36
 OPEN_SECONDS = 300.0  # to start CUDA and to load a variant, which may import large packages
@@ -263,6 +266,25 @@ class Candidate:
         """Make one call and wait for it.  Afterwards `out`, and whatever else it wrote, is in the judge's tensors."""
         self._with_call(inputs, out, lambda views: self.ask(MakeCall(views, before, range_name)), more)
 
+    def malformed_call(
+        self, inputs: Inputs, tensors: Mapping[str, torch.Tensor], argument: str, comes: Comes = "as_viewed"
+    ) -> bool:
+        """Make a call with other tensors, one of which is malformed, and return whether it reached the variant.
+
+        `inputs` are those of a well-formed call, and `tensors` all tensors as a kernel has them: q, k, v, `out`, those
+        of `inputs.tensors`, and further outputs.  Raises as a variant in another process, also for one in this process.
+        """
+        self.before_launch()
+        try:
+            lent = dict(zip(tensors, self.lending.lend(tensors.values()), strict=True))
+            q, k, v, out = (lent.pop(name) for name in ("q", "k", "v", "out"))
+            of_inputs = {name: lent.pop(name) for name in inputs.tensors}
+            call = CallViews(q, k, v, out, inputs.scale, inputs.words, None, of_inputs, lent)
+            with _raised_as_elsewhere(self.device):
+                return self.ask(MakeMalformedCall(call, argument, comes)).is_reached
+        finally:
+            self.lending.take_back()
+
     def repeat(
         self,
         inputs: Inputs,
@@ -382,3 +404,16 @@ class Candidate:
             self.device,
             self._free_memory,
         )
+
+
+@contextmanager
+def _raised_as_elsewhere(device: torch.device) -> Iterator[None]:
+    """Raise what a variant in this process raises as if it ran in another one."""
+    try:
+        yield
+    except FaError:
+        raise
+    except Exception as problem:
+        if device.type == "cuda" and not is_alive(device):
+            raise DeviceLost(message_of(problem)) from problem
+        raise KernelRaised(message_of(problem), explanation_of(problem), is_wrong_call=False) from problem

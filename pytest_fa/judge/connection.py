@@ -32,11 +32,15 @@ AWAKE_SECONDS = 0.5  # for which an answer is awaited without sleep: longer than
 
 
 class CandidateLost(FaError):
-    """The candidate's process ended, was silent for too long, or sent what is no answer."""
+    """The candidate's process ended, was silent for too long, or sent what is no answer.
+
+    `during` says in which call, if that is known.
+    """
 
     def __init__(self, ending: Ending, message: str) -> None:
         super().__init__(message)
         self.ending: Ending = ending
+        self.during = ""
 
 
 class KernelRaised(FaError):

@@ -73,7 +73,7 @@ def run_case(
     stages, findings = Stages(job, report_progress), Findings(truths or TruthStore(0))
     candidate, findings.truths.announce = candidate or Candidate.in_this_process(), stages.announce_work
     stages.limit(candidate)
-    device = torch.device(job.device)
+    device, said = torch.device(job.device), ""
     try:
         with stages("launch"):
             device = open_device(job.device)
@@ -88,7 +88,7 @@ def run_case(
             findings.out, findings.more = launch.dense(first)
         if job.property_name:
             with stages("correct"):
-                _check_property(job, job.property_name, candidate, findings)
+                said = _check_property(job, job.property_name, candidate, findings)
         elif job.checks_output:
             with stages("sanity"):
                 _check_sanity(job, launch, first, findings, stages)
@@ -99,10 +99,12 @@ def run_case(
                 _time_calls(job, launch, findings, stages)
         candidate.end_job()
         files.require_unchanged()
-        return findings.result(Outcome.OK, "", stages)
+        return findings.result(Outcome.OK, said, stages)
     except CandidateLost as lost:
-        findings.caught_by = CAUGHT_BY_ENDING[lost.ending]
-        return findings.result(lost.ending, str(lost), stages, context_lost=True)
+        is_of_property = bool(lost.during and job.property_name)
+        findings.caught_by = (str(job.property_name),) if is_of_property else CAUGHT_BY_ENDING[lost.ending]
+        result = findings.result(lost.ending, str(lost), stages, context_lost=True)
+        return msgspec.structs.replace(result, during=lost.during)
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; every exception becomes an outcome
         return _failure(job, problem, candidate, findings, stages)
 
@@ -295,11 +297,14 @@ def _check_repeats(job: CaseJob, findings: Findings) -> None:
             _check_again(findings.farthest, findings, job.policy, " in a repeat", "repeats")
 
 
-def _check_property(job: CaseJob, name: str, candidate: Candidate, findings: Findings) -> None:
-    """Check one property of the variant; raises if it does not hold.  `findings` then describe the wrong output."""
+def _check_property(job: CaseJob, name: str, candidate: Candidate, findings: Findings) -> str:
+    """Check one property of the variant, and return what it says of itself.
+
+    Raises if it does not hold.  `findings` then describe the wrong output.
+    """
     subject = PropertySubject(job.variant, job.case, job.policy, candidate, findings.truths)
     try:
-        PROPERTIES[name](subject)
+        return PROPERTIES[name](subject) or ""
     except Tampering:
         raise
     except WrongResult as problem:

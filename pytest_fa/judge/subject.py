@@ -47,7 +47,7 @@ class PropertySubject:
     ) -> None:
         self.variant, self.candidate, self.device = variant, candidate, candidate.device
         self._truths = truths or TruthStore(0)
-        self._case, self._policy, self.computes = case, policy, case.computes
+        self.case, self._policy, self.computes = case, policy, case.computes
         self.wrong: JudgedOutput | None = None
         self._last_call: tuple[Inputs, Output] | None = None
 
@@ -61,7 +61,7 @@ class PropertySubject:
         """
         if not self.is_plain_attention:
             return False
-        return self._policy == "same_precision" and self._case.dtype not in ("fp32", "e4m3")
+        return self._policy == "same_precision" and self.case.dtype not in ("fp32", "e4m3")
 
     @property
     def is_plain_attention(self) -> bool:
@@ -76,9 +76,11 @@ class PropertySubject:
 
     def inputs(self, seed: int = 0) -> Inputs:
         """The case's inputs, with data from `seed`."""
-        return self._truths.with_memory(
-            lambda: make_inputs(self._case.with_seed(seed), self.device, self.variant.conventions)
-        )
+        return self.inputs_of(self.case.with_seed(seed))
+
+    def inputs_of(self, case: Case) -> Inputs:
+        """The inputs of another case."""
+        return self._truths.with_memory(lambda: make_inputs(case, self.device, self.variant.conventions))
 
     def changed(self, inputs: Inputs, change: Callable[[Inputs], Inputs]) -> Inputs:
         """The inputs after `change` of their values, which then are quantised again in e4m3, without NaN of padding."""
@@ -173,6 +175,10 @@ class PropertySubject:
         if not judged.check.passed:
             self.wrong = judged
             raise WrongResult(name, f"{name}{where}: {judged.check.complaint}")
+
+    def check(self, output: Output, inputs: Inputs) -> Check:
+        """The verdict on an output, as it is judged, by the truth of `inputs`."""
+        return self._judge(output, inputs, inputs).check
 
     def wrong_last_call(self) -> JudgedOutput | None:
         """The last call's output if it is wrong, for properties that compare outputs bit by bit; None with NaN data."""

@@ -18,6 +18,7 @@ from pytest_fa.records.ranges import Natural
 from pytest_fa.records.timing import LaunchedKernel, NodeTime, Order
 
 ViewDtype = Literal["float16", "bfloat16", "float32", "uint8", "float8_e4m3fn", "bool", "int32", "int8"]
+Comes = Literal["as_viewed", "absent", "elsewhere"]  # a tensor itself, None, or a tensor on another device
 Disturbance = Literal["poison_smem", "occupy", "clean_l2"]  # methods of `DeviceTools`, run before a call
 
 
@@ -118,6 +119,17 @@ class MakeCall(msgspec.Struct, frozen=True, tag="call"):
     call: CallViews
     before: tuple[Disturbance, ...] = ()
     range_name: str | None = None
+
+
+class MakeMalformedCall(msgspec.Struct, frozen=True, tag="malformed_call"):
+    """Make one call whose arguments do not fit together, and wait for it.
+
+    `argument` names the tensor that is malformed, and `comes` says what comes in its place.
+    """
+
+    call: CallViews
+    argument: str
+    comes: Comes = "as_viewed"
 
 
 class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
@@ -246,6 +258,7 @@ Command = (
     | Detach
     | WorkspaceBytes
     | MakeCall
+    | MakeMalformedCall
     | Repeat
     | Script
     | CaptureCall
@@ -287,7 +300,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
     `inside_us` is the candidate's own clock.  `allocated` has one entry for each tensor of each output of a series:
     None where the kernel wrote the output that it was given.  `compiles` is whether the variant has loaded a package
-    that compiles at the first call.
+    that compiles at the first call.  `is_reached` is whether a malformed call reached the variant's own function.
     """
 
     size_bytes: int = 0
@@ -300,6 +313,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     order: Order | None = None
     allocated: tuple[Allocated | None, ...] = ()
     compiles: bool = False
+    is_reached: bool = True
     profiled: ProfilerReport | None = None
     peak_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**52)] = 0  # with a workspace, still a `Natural`
 

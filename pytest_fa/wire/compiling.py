@@ -20,6 +20,7 @@ from pytest_fa.wire.commands import (
     Launch,
     Load,
     MakeCall,
+    MakeMalformedCall,
     PeakBytes,
     Prepare,
     Profile,
@@ -94,7 +95,7 @@ class CompilingCalls:
     def _calls_of(self, command: Command) -> list[CallViews]:
         if isinstance(command, Script):
             return [step.call for steps in command.threads for step in steps if isinstance(step, Launch)]
-        if isinstance(command, MakeCall | Repeat | CaptureCall | Delegates | PeakBytes):
+        if isinstance(command, MakeCall | MakeMalformedCall | Repeat | CaptureCall | Delegates | PeakBytes):
             return [command.call]
         if isinstance(command, Run | Capture | ReplaySeries | Cold | Load | Profile):
             return [self._series[command.name]]

@@ -202,7 +202,8 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     `lacks_memory` means that the memory of the GPU was used up, maybe by other processes.
     `unprotected` says why judge and variant shared a process; it is empty if they did not.
     `compile_seconds` is how long calls took that may have compiled; they are in no stage's seconds.  `workspace_bytes`
-    and `peak_bytes` are those of `Record`.
+    and `peak_bytes` are those of `Record`.  `during` says in which call the variant's process was lost, if that is
+    known.
     """
 
     outcome: Outcome
@@ -221,6 +222,7 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     compile_seconds: float = 0.0
     workspace_bytes: int | None = None
     peak_bytes: int | None = None
+    during: str = ""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

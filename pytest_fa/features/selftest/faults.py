@@ -125,6 +125,9 @@ FAULTS: dict[str, Fault] = {
     "bits_by_place": Fault("position_invariance", only=True),
     "bits_by_queries": Fault("chunk_invariance", only=True),
     "bits_by_splits": Fault("split_invariance", only=True),
+    "takes_bits_of_k": Fault("malformed_arguments", only=True),
+    "exits_for_other_rank": Fault("malformed_arguments", only=True),
+    "wraps_pages": Fault("malformed_arguments", only=True),
     # endings
     "raises": Fault("exception", only=True),
     "exits": Fault("isolation", only=True),
@@ -160,6 +163,7 @@ TWINS = (
     "twin_right_may_differ",
     "twin_right_float32",
     "twin_right_in_any_company",
+    "twin_right_that_checks",
     *(twin for part in parts.PARTS for twin in part.twins),
     "twin_right_parts",
     "cuda_twin",

@@ -1,13 +1,14 @@
 """The code of the properties: each calls a variant in a way that reveals a certain kind of mistake.
 
-A property function returns None if the property holds.  It raises `WrongResult` with the property's name if it does
-not, and `UnsupportedCase` if the kernel refuses the call.
+A property function returns None if the property holds, or what was tried, in words.  It raises `WrongResult` with the
+property's name if it does not, and `UnsupportedCase` if the kernel refuses the call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from pytest_fa.judge.properties.arguments import malformed_arguments
 from pytest_fa.judge.properties.calls import (
     first_call_in_capture,
     graph_capture,
@@ -47,7 +48,7 @@ from pytest_fa.judge.properties.memory import (
 )
 from pytest_fa.judge.subject import PropertySubject
 
-PROPERTIES: dict[str, Callable[[PropertySubject], None]] = {
+PROPERTIES: dict[str, Callable[[PropertySubject], str | None]] = {
     each.__name__: each
     for each in (
         hard_data,
@@ -78,6 +79,7 @@ PROPERTIES: dict[str, Callable[[PropertySubject], None]] = {
         chunk_invariance,
         prefix_invariance,
         split_invariance,
+        malformed_arguments,
         split_and_merge,
     )
 }

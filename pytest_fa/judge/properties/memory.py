@@ -95,7 +95,7 @@ def offset_pointers(subject: PropertySubject) -> None:
 
     def check(size_bytes: int | None) -> None:
         size = f"{size_bytes} bytes" if size_bytes else "one element"
-        _require_right_in("offset_pointers", subject, partial(_at_offset, size_bytes), f"pointers offset by {size}")
+        _require_right_in("offset_pointers", subject, partial(at_offset, size_bytes), f"pointers offset by {size}")
 
     _require_one_accepted([partial(check, size_bytes) for size_bytes in (None, 8)])
 
@@ -292,7 +292,7 @@ def _copied(tensor: torch.Tensor, strides: tuple[int, int, int]) -> torch.Tensor
     return storage.as_strided(tensor.shape, (*strides, 1)).copy_(tensor)
 
 
-def _at_offset(size_bytes: int | None, tensor: torch.Tensor) -> torch.Tensor:
+def at_offset(size_bytes: int | None, tensor: torch.Tensor) -> torch.Tensor:
     """A dense copy that begins this many bytes into its allocation, with its axes as they lie; None: one element."""
     elements = size_bytes // tensor.element_size() if size_bytes else 1
     storage = torch.empty(tensor.numel() + elements, dtype=tensor.dtype, device=tensor.device)
