@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_fa.attention.backward import LIKE
+from pytest_fa.attention.backward import OF_KEYS
 from pytest_fa.attention.mistake import MAX_NAMES
 from pytest_fa.gpu.inputs import Inputs, is_poison
 from pytest_fa.judge.backward_mistakes import backward_mistakes, wrong_factors
@@ -87,7 +87,9 @@ def _padding(written: Mapping[str, torch.Tensor], truths: Mapping[str, Truth]) -
     if {bound.name for check in checks for bound in check.bounds if not bound.holds} != {OF_PADDING}:
         return ""
     texts = {
-        name: explain_padding(truth.padding, written[name], ("key", "keys") if name in LIKE else ("query", "queries"))
+        name: explain_padding(
+            truth.padding, written[name], ("key", "keys") if name in OF_KEYS else ("query", "queries")
+        )
         for name, truth in truths.items()
         if truth.padding
     }
