@@ -79,6 +79,10 @@ class Backward(Part):
                 "lse_in_base_2",
                 "dlse_ignored",
                 "cap_slope_missing",
+                "dsink_of_next_head",
+                "dsink_of_first_batch",
+                "dbias_of_first_batch",
+                "dbias_scaled",
             ),
             ("max", False),
         ),
@@ -92,6 +96,7 @@ class Backward(Part):
         "b2h4s77d64-fp16-causal-kv2-bwd",
         "b1h2s113d64-fp16-cap2-bwd-dlse",
         "b4h2s70d64-bf16-causal_br-var2-bwd",
+        "b2h6s77d64-fp16-biashq-sink-bwd",
     )
 
     # -- the case ---------------------------------------------------------------------------------------------------
