@@ -31,8 +31,10 @@ NO_GRADIENT = (
 def backward_of(function: Callable[..., Any], names: tuple[str, ...] = GRADIENTS) -> Forward:
     """Return a callable of gradients for a function f(dout, q, k, v, out, lse, *, scale, causal, dq, dk, dv).
 
-    `names` are those of the gradients that the function writes or returns; not every call asks for all.
+    `names` are those of the gradients that the function writes or returns.  It gets None for dbias or dsink if a call
+    does not ask for it.
     """
+    not_asked = dict.fromkeys(name for name in names if name in OF_PARTS)
 
     def backward(
         q: torch.Tensor,
@@ -46,7 +48,7 @@ def backward_of(function: Callable[..., Any], names: tuple[str, ...] = GRADIENTS
         given = {"q": q, "k": k, "v": v, **words}
         arguments = [given[name] for name in ARGUMENTS.values()]
         others = {name: value for name, value in words.items() if name not in ARGUMENTS.values()}
-        returned = function(*arguments, scale=scale, dq=out, **others)
+        returned = function(*arguments, scale=scale, dq=out, **{**not_asked, **others})
         return _gradients(returned, names, _buffers(out, words))
 
     return backward

@@ -138,7 +138,8 @@ def attention(q, k, v, *, scale, attn_bias, sink, causal="none"):
 
 def entry(dout, q, k, v, out, lse, *, scale, attn_bias, sink, dq, dk, dv, dbias, dsink, causal="none"):
     found = gradients(dout, q, k, v, out, lse, scale, attn_bias, sink)
-    for to, each in zip((dq, dk, dv, dbias, dsink), found): to.copy_(each)
+    for to, each in zip((dq, dk, dv, dbias, dsink), found):
+        if to is not None: to.copy_(each)  # timed calls ask for dq, dk and dv
 
 
 def returning(dout, q, k, v, out, lse, *, scale, attn_bias, sink, causal="none", **buffers):
@@ -162,7 +163,8 @@ WAYS_OF_PARTS = {"entry": "", "returning": "", "attention": ", autograd: true", 
 def test_gradients_of_a_bias_and_a_sink_come_in_each_way(variant_of: VariantOf, way: str) -> None:
     """The bias is the same in all batches, over which its gradient is summed."""
     entry = f'entry: {{kind: python, target: "kernel:{way}"{WAYS_OF_PARTS[way]}}}\n'
-    result = judged(variant_of(entry + OF_PARTS_KEYS, OF_PARTS), "b2h2s20d64-fp16-biashq-sink-bwd-seed1")
+    variant = variant_of(entry + OF_PARTS_KEYS, OF_PARTS)
+    result = run_case(cpu_job(variant, "b2h2s20d64-fp16-biashq-sink-bwd-seed1", repeats=2, time=way == "entry"))
     assert result.message == ""
     assert result.check
     assert {bound.name.partition(" ")[0] for bound in result.check.bounds} == {"dq", "dk", "dv", "dbias", "dsink"}
