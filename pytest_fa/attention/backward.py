@@ -39,7 +39,7 @@ WITHOUT = {
 LAYOUTS = ("bhsd", "bshd")
 INVARIANCES = ("batch", "position")  # others are about one row of the output
 # What a manifest may call them, and the line to write.
-NAMES = r"backward(_pass)?|bwd|d(q|k|v)|grad(ient)?s?(_(q|k|v))?"
+NAMES = r"backward(_pass)?|bwd|d(q|k|v|bias|sink)|grad(ient)?s?(_(q|k|v|bias|sink))?"
 LINE = "`computes: gradients`"
 
 

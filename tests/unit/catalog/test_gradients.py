@@ -62,6 +62,10 @@ def test_a_member_may_compute_gradients(write_variant: WriteVariant) -> None:
             "unknown key 'backward' in supports; write `computes: gradients`",
         ),
         (f"grads: true\n{FUNCTION}", "unknown key 'grads' in the manifest; write `computes: gradients`"),
+        (
+            f"supports: {{dsink: true}}\n{FUNCTION}",
+            "unknown key 'dsink' in supports; write `computes: gradients`",
+        ),
         (f"supports: {{dlse: true}}\n{FUNCTION}", "supports.dlse is true, but computes is 'attention'; write"),
         (
             f"entry: {{target: 'entry:backward', call: {{{INPUTS}}}}}\n",
