@@ -82,13 +82,16 @@ def backward(  # noqa: PLR0913  # an argument for each part of attention
     attn_bias: torch.Tensor | None = None,  # [batch, heads, seq_q, seq_k], added to the scores after the cap
     alibi_slopes: torch.Tensor | None = None,  # [heads] fp32, times the distance of query and key
     attn_mask: torch.Tensor | None = None,  # [batch, heads, seq_q, seq_k] bool, true where a key is visible
-    sink: torch.Tensor | None = None,  # noqa: ARG001  # [heads] fp32; the log-sum-exp already has it
+    sink: torch.Tensor | None = None,  # [heads] fp32; the log-sum-exp already has it
     seqlens_q: torch.Tensor | None = None,  # [batch] int32, queries of each sequence; its other rows are not written
     seqlens_k: torch.Tensor | None = None,  # [batch] int32, keys of each sequence
+    dbias: torch.Tensor | None = None,  # as attn_bias, but 1 along each axis along which that is the same
+    dsink: torch.Tensor | None = None,  # as sink
 ) -> None:
-    """Write the gradients of q, k and v.
+    """Write the gradients of q, k and v, and those of the bias and the sink if they are asked for.
 
     P = exp(S - lse), dP = dO V^T, dS = P (dP - rowsum(dO O)), dQ = dS K, dK = dS^T Q, dV = P^T dO.
+    dbias is dS before the derivative of the cap, and dsink = -sum(exp(sink - lse) rowsum(dO O)).
     """
     seq_q, seq_k, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     queries, keys = (
@@ -106,6 +109,7 @@ def backward(  # noqa: PLR0913  # an argument for each part of attention
     if dlse is not None:
         delta = delta - dlse[..., None]
     sums = torch.zeros_like(q32), torch.zeros_like(k32), torch.zeros_like(v32)
+    of_bias = None if dbias is None else torch.zeros_like(dbias, dtype=torch.float32)
     for n in range(0, seq_k, BLOCK_N):
         of_keys = slice(n, n + BLOCK_N)
         for m in range(0, seq_q, BLOCK_M):
@@ -116,10 +120,19 @@ def backward(  # noqa: PLR0913  # an argument for each part of attention
             s = parts.apply(scale * (q_tile @ k_tile.mT), m, n)
             p = torch.exp(s.changed - lse_tile).masked_fill(s.hidden, 0.0)
             dp = do_tile @ v_tile.mT
-            ds = (p * (dp - delta_tile)).masked_fill(s.hidden, 0.0) * s.slope
+            ds = (p * (dp - delta_tile)).masked_fill(s.hidden, 0.0)
+            if of_bias is not None:
+                part = of_bias[:, :, of_queries if of_bias.shape[2] > 1 else slice(None), of_keys]
+                part += ds.sum_to_size(part.shape)
+            ds = ds * s.slope
             sums[0][:, :, of_queries] += scale * (ds @ k_tile)
             sums[1][:, :, of_keys] += scale * (ds.mT @ q_tile)
             sums[2][:, :, of_keys] += p.mT @ do_tile
     of_groups = (each.unflatten(1, (-1, group)).sum(2) for each in sums[1:])
     for gradient, result, is_own in zip((dq, dk, dv), (sums[0], *of_groups), (is_query, is_key, is_key), strict=True):
         gradient.copy_(torch.where(is_own, result.to(gradient.dtype), gradient))
+    if dbias is not None:
+        dbias.copy_(of_bias)
+    if dsink is not None:
+        p_of_sink = torch.exp(sink.view(-1, 1, 1) - lse[..., None])  # NaN where neither is finite
+        dsink.copy_(torch.where(is_query, -p_of_sink.nan_to_num(0.0) * delta, 0.0).sum((0, 2, 3)))

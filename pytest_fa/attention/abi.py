@@ -87,6 +87,9 @@ BACKWARD_FIELDS: tuple[tuple[str, FieldKind], ...] = (
     ("dq_stride", "strides"),
     ("dk_stride", "strides"),
     ("dv_stride", "strides"),
+    ("dbias", "pointer"),
+    ("dsink", "pointer"),
+    ("dbias_stride", "strides"),
 )
 # The words of a backward call besides those of its forward pass.
 OF_BACKWARD = frozenset(("dout", "dlse", "forward_out", "forward_lse"))

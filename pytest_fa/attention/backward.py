@@ -1,4 +1,4 @@
-"""The backward pass: gradients of q, k and v, from those of the output and of the log-sum-exp.
+"""The backward pass: gradients of q, k, v and maybe a bias and a sink, from those of the output and of the log-sum-exp.
 
 A case with `-bwd` asks for them.  A call of it has the tensors of its forward pass, the output and the log-sum-exp of
 that pass, and the gradient of the output, dO.  The judge computes the output and the log-sum-exp from q, k and v.
@@ -19,8 +19,12 @@ from pytest_fa.attention.token import Choice
 if TYPE_CHECKING:
     import torch
 
-GRADIENTS = ("dq", "dk", "dv")  # what a call writes; the first one is its `out` inside this package
-LIKE = {"dk": "k", "dv": "v"}  # the input whose shape a gradient has, besides dq
+GRADIENTS = ("dq", "dk", "dv")  # what each call writes; the first one is its `out` inside this package
+# The gradients that a manifest may add, each with its tensor.  A call that has the tensor also writes its gradient.
+OF_PARTS = {"dbias": "attn_bias", "dsink": "sink"}
+ALL_GRADIENTS = (*GRADIENTS, *OF_PARTS)
+OF_KEYS = {"dk": "k", "dv": "v"}  # gradients with a row for each key
+LIKE = {**OF_KEYS, **OF_PARTS}  # the tensor whose shape a gradient has, besides dq
 DOUT, OUT, LSE, DLSE = "dout", "forward_out", "forward_lse", "dlse"
 RESULTS = (OUT, LSE)  # of the forward pass: the judge computes them
 # The words of a manifest, in the order in which a function gets them, each with the name inside this package.
@@ -35,7 +39,7 @@ WITHOUT = {
 LAYOUTS = ("bhsd", "bshd")
 INVARIANCES = ("batch", "position")  # others are about one row of the output
 # What a manifest may call them, and the line to write.
-NAMES = r"backward(_pass)?|bwd|d(q|k|v)|grad(ient)?s?(_(q|k|v))?"
+NAMES = r"backward(_pass)?|bwd|d(q|k|v|bias|sink)|grad(ient)?s?(_(q|k|v|bias|sink))?"
 LINE = "`computes: gradients`"
 
 
@@ -75,6 +79,10 @@ class Backward(Part):
                 "lse_in_base_2",
                 "dlse_ignored",
                 "cap_slope_missing",
+                "dsink_of_next_head",
+                "dsink_of_first_batch",
+                "dbias_of_first_batch",
+                "dbias_scaled",
             ),
             ("max", False),
         ),
@@ -88,6 +96,7 @@ class Backward(Part):
         "b2h4s77d64-fp16-causal-kv2-bwd",
         "b1h2s113d64-fp16-cap2-bwd-dlse",
         "b4h2s70d64-bf16-causal_br-var2-bwd",
+        "b2h6s77d64-fp16-biashq-sink-bwd",
     )
 
     # -- the case ---------------------------------------------------------------------------------------------------

@@ -17,6 +17,25 @@ void* Gradient(const DLTensor& tensor, const char* name, const DLTensor& like, c
   return Data(tensor);
 }
 
+// Takes the gradient of the bias: a tensor that has one element along each axis along which the bias is the same.
+void TakeBiasGradient(const DLTensor& tensor, const FaForwardArgs& forward, FaBackwardArgs& args, const DLTensor& q) {
+  FA_REQUIRE(forward.features & FA_BIAS, ValueError, "dbias is passed, but no attn_bias; pass both, or leave out dbias");
+  const FaStrides of = forward.bias_stride;
+  const int64_t strides[] = {of.batch, of.head, of.seq, of.dim};
+  const int64_t sizes[] = {forward.batch, forward.heads, forward.seq_q, forward.seq_k};
+  CheckTensor(tensor, "dbias", 4, q);
+  for (int axis = 0; axis < 4; ++axis) {
+    const int64_t wanted = strides[axis] == 0 ? 1 : sizes[axis];
+    FA_REQUIRE(tensor.shape[axis] == wanted, ValueError, "dbias is %s: axis %d must be %lld, as attn_bias has %s there",
+               Shape(tensor).chars, axis, static_cast<long long>(wanted), strides[axis] == 0 ? "one element" : "all");
+  }
+  const int32_t dtype = Dtype(tensor, "dbias");
+  FA_REQUIRE(dtype == forward.dtype, TypeError, "q is %s and dbias is %s; gradients have the dtype of q",
+             DTYPE_NAMES[forward.dtype], DTYPE_NAMES[dtype]);
+  args.dbias = Data(tensor);
+  args.dbias_stride = PairStrides(tensor);
+}
+
 // The arguments of a call, whose structs have pointers to one another.
 struct BackwardCall {
   Message message = {""};
@@ -34,6 +53,7 @@ BackwardCall::BackwardCall(Arguments& arguments) : q(arguments.Tensor("q")) {
   const DLTensor &lse = arguments.Tensor("lse"), &dout = arguments.Tensor("dout");
   const DLTensor* dlse = arguments.TensorOrNone("dlse");
   const DLTensor &dq = arguments.Tensor("dq"), &dk = arguments.Tensor("dk"), &dv = arguments.Tensor("dv");
+  const DLTensor *dbias = arguments.TensorOrNone("dbias"), *dsink = arguments.TensorOrNone("dsink");
   const DLTensor* workspace = arguments.TensorOrNone("workspace");
   const double scale = arguments.Number("scale");
   forward = MakeArgs(Computes::kAttention, q, k, v, out, scale, arguments.Integer("causal"));
@@ -57,6 +77,10 @@ BackwardCall::BackwardCall(Arguments& arguments) : q(arguments.Tensor("q")) {
   ReadFeatures(arguments, forward, q, k, v);
   FA_REQUIRE(!(forward.features & (FA_BLOCK_TABLE | FA_CACHE_DTYPE | FA_APPEND)), ValueError,
              "a backward call has no cache: leave out block_table, k_scale, v_scale, k_new and v_new");
+  if (dbias != nullptr) TakeBiasGradient(*dbias, forward, args, q);
+  FA_REQUIRE(dsink == nullptr || forward.features & FA_SINK, ValueError,
+             "dsink is passed, but no sink; pass both, or leave out dsink");
+  if (dsink != nullptr) args.dsink = Floats(*dsink, "dsink", {forward.heads}, q);
   if (forward.features & FA_CU_SEQLENS_Q) args.dout_stride.batch = args.dq_stride.batch = 0;
   if (forward.features & FA_CU_SEQLENS_K) args.dk_stride.batch = args.dv_stride.batch = 0;
 }
@@ -84,5 +108,5 @@ int64_t BackwardWorkspaceBytes(Arguments arguments) {
 
 }  // namespace
 
-FA_EXPORT_FFI(backward, 16, FA_RETURN(kTVMFFIInt, Backward(arguments)))
-FA_EXPORT_FFI(backward_workspace_bytes, 16, FA_RETURN(kTVMFFIInt, BackwardWorkspaceBytes(arguments)))
+FA_EXPORT_FFI(backward, 18, FA_RETURN(kTVMFFIInt, Backward(arguments)))
+FA_EXPORT_FFI(backward_workspace_bytes, 18, FA_RETURN(kTVMFFIInt, BackwardWorkspaceBytes(arguments)))

@@ -184,7 +184,8 @@ class Agent:
         if not isinstance(self._forward, CudaForward | CudaBackward):
             return 0
         q, k, v, out = (self._tensor(view) for view in (call.q, call.k, call.v, call.out))
-        return self._forward.workspace_bytes(q, k, v, out, **keywords_of(call, self._tensor))
+        outputs = {name: self._tensor(view) for name, view in call.outputs.items()}
+        return self._forward.workspace_bytes(q, k, v, out, **{**keywords_of(call, self._tensor), **outputs})
 
     def _tensor(self, view: View) -> torch.Tensor:
         return self.memories.tensor(view)

@@ -1,8 +1,8 @@
 """Functions of a backward pass, or of attention with autograd, as callables of gradients.
 
 Such a callable gets q, k and v, the keywords of a forward call, and `dout`, `forward_out`, `forward_lse` and perhaps
-`dlse`.  Its `out` is the buffer of dq; `dk` and `dv` are those of the others.  It returns `out` if the function wrote
-all of them, else what the function returned for them.
+`dlse`.  Its `out` is the buffer of dq; `dk` and `dv` are those of the others, and perhaps `dbias` and `dsink`.  It
+returns `out` if the function wrote all of them, else what the function returned for them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.backward import ARGUMENTS, GRADIENTS, RESULTS
+from pytest_fa.attention.backward import ALL_GRADIENTS, ARGUMENTS, GRADIENTS, OF_PARTS, RESULTS
 from pytest_fa.attention.rows import PLAIN
 from pytest_fa.candidate.adapter import in_layout, item_of, require_default_scale, swap_layout, value_of
 from pytest_fa.candidate.forward import Forward
@@ -21,7 +21,6 @@ from pytest_fa.candidate.output import Returned, require_output
 from pytest_fa.catalog.variant import Call
 from pytest_fa.errors import ENTRY, WrongResult
 
-ALL_GRADIENTS = f"return ({', '.join(GRADIENTS)}), or write into them and return None"
 MATRICES = ("q", "k", "v", "dout", "out", *GRADIENTS)  # the words that are tensors with four dimensions
 NO_GRADIENT = (
     "its result has no gradient: it computes under `torch.no_grad`, detaches it, or calls a kernel without a backward "
@@ -29,8 +28,13 @@ NO_GRADIENT = (
 )
 
 
-def backward_of(function: Callable[..., Any]) -> Forward:
-    """Return a callable of gradients for a function f(dout, q, k, v, out, lse, *, scale, causal, dq, dk, dv)."""
+def backward_of(function: Callable[..., Any], names: tuple[str, ...] = GRADIENTS) -> Forward:
+    """Return a callable of gradients for a function f(dout, q, k, v, out, lse, *, scale, causal, dq, dk, dv).
+
+    `names` are those of the gradients that the function writes or returns.  It gets None for dbias or dsink if a call
+    does not ask for it.
+    """
+    not_asked = dict.fromkeys(name for name in names if name in OF_PARTS)
 
     def backward(
         q: torch.Tensor,
@@ -44,8 +48,8 @@ def backward_of(function: Callable[..., Any]) -> Forward:
         given = {"q": q, "k": k, "v": v, **words}
         arguments = [given[name] for name in ARGUMENTS.values()]
         others = {name: value for name, value in words.items() if name not in ARGUMENTS.values()}
-        returned = function(*arguments, scale=scale, dq=out, **others)
-        return _gradients(returned, (out, words["dk"], words["dv"]))
+        returned = function(*arguments, scale=scale, dq=out, **{**not_asked, **others})
+        return _gradients(returned, names, _buffers(out, words))
 
     return backward
 
@@ -71,20 +75,18 @@ def adapted_backward(function: Callable[..., Any], call: Call, conventions: Mapp
         tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "dq": out, **words}
         tensors |= {name: words[inside] for name, inside in ARGUMENTS.items() if inside in words}
         values: dict[str, Any] = {name: in_layout(name, tensors[name], call) for name in MATRICES if call.passes(name)}
-        values |= {"scale": scale, "lse": tensors["lse"]}
+        values |= {"scale": scale, "lse": tensors["lse"], **{name: words.get(name) for name in OF_PARTS}}
         for word, part in passed.items():
             values[word] = part.passed(word, words.get(word, part.plain_argument(word)), conventions)
         returned = function(
             *(value_of(argument, values) for argument in call.arguments),
             **{name: value_of(argument, values) for name, argument in call.keywords.items()},
         )
-        buffers = (out, words["dk"], words["dv"])
-        if all(map(call.passes, GRADIENTS)):
-            return buffers[0]  # type: ignore[return-value]  # each call of gradients has one
-        places = {name: call.place_of(name) for name in GRADIENTS}  # None of those that the function writes
+        buffers = _buffers(out, words)
+        if not any(call.place_of(name) is not None for name in buffers):
+            return out  # type: ignore[return-value]  # each call of gradients has one
         return Returned(  # type: ignore[return-value]  # which the agent takes apart
-            buffer if (place := places[name]) is None else swap_layout(item_of(returned, place, call), call)
-            for name, buffer in zip(GRADIENTS, buffers, strict=True)
+            {name: _result_of(name, returned, buffer, call) for name, buffer in buffers.items()}
         )
 
     return backward
@@ -105,32 +107,62 @@ def by_autograd(forward: Forward) -> Forward:
         out: torch.Tensor | None = None,
         **words: Any,  # noqa: ANN401  # values and tensors
     ) -> torch.Tensor:
-        dout, buffers = words["dout"], (out, words["dk"], words["dv"])
-        leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
-        of_forward = {name: value for name, value in words.items() if name not in ("dout", *RESULTS, *GRADIENTS)}
+        dout, buffers = words["dout"], _buffers(out, words)
+        sources = {"dq": q, "dk": k, "dv": v, **{name: words[OF_PARTS[name]] for name in buffers if name in OF_PARTS}}
+        leaves = {name: _leaf_of(source, buffers[name]) for name, source in sources.items()}
+        of_forward = {name: value for name, value in words.items() if name not in ("dout", *RESULTS, *ALL_GRADIENTS)}
         with torch.enable_grad():
-            result = require_output(forward(*leaves, scale=scale, **of_forward), dout)
+            of_leaves = {word: leaves[name].expand_as(words[word]) for name, word in OF_PARTS.items() if name in leaves}
+            given = [leaves[name] for name in GRADIENTS]
+            result = require_output(forward(*given, scale=scale, **{**of_forward, **of_leaves}), dout)
         if not result.requires_grad:
             raise WrongResult(ENTRY, f"the function is called for its gradients, but {NO_GRADIENT}")
-        found = torch.autograd.grad(result, leaves, dout, allow_unused=True)
-        for name, each in zip("qkv", found, strict=True):
+        found = torch.autograd.grad(result, list(leaves.values()), dout, allow_unused=True)
+        for name, each in zip(leaves, found, strict=True):
             if each is None:
-                raise WrongResult(ENTRY, f"the function gives no d{name}: its result does not depend on {name}")
-        return _gradients(found, buffers)
+                word = OF_PARTS.get(name, name[1:])
+                raise WrongResult(ENTRY, f"the function gives no {name}: its result does not depend on {word}")
+        return _gradients(found, tuple(leaves), buffers)
 
     return backward
 
 
-def _gradients(returned: object, buffers: tuple[Any, ...]) -> torch.Tensor:
-    """The first buffer if a function returned none or all buffers themselves; else what it returned."""
+def _buffers(out: torch.Tensor | None, words: Mapping[str, Any]) -> dict[str, Any]:
+    """The buffers of the gradients that a call asks for, in their order."""
+    return {"dq": out, **{name: words[name] for name in ALL_GRADIENTS if name in words}}
+
+
+def _result_of(name: str, returned: object, buffer: torch.Tensor, call: Call) -> Any:  # noqa: ANN401  # of any type
+    """A gradient in what a function returned, or the buffer into which the function wrote it."""
+    if (place := call.place_of(name)) is None:
+        return buffer
+    result = item_of(returned, place, call)
+    return result if name in OF_PARTS else swap_layout(result, call)
+
+
+def _leaf_of(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """What a gradient is of: the tensor, without the axes along which it and the gradient are the same."""
+    for axis, size in enumerate(gradient.shape):
+        tensor = tensor.narrow(axis, 0, size)
+    return tensor.detach().requires_grad_()
+
+
+def _gradients(returned: object, names: tuple[str, ...], buffers: Mapping[str, Any]) -> torch.Tensor:
+    """The first buffer if a function returned none or all buffers themselves; else what it returned.
+
+    `names` are those of the tensors in `returned`, of which the call asks for those that have a buffer.
+    """
+    first: torch.Tensor = buffers["dq"]
     if returned is None:
-        return buffers[0]  # type: ignore[no-any-return]  # a tensor
-    if not isinstance(returned, (tuple, list)) or len(returned) != len(GRADIENTS):
+        return first
+    advice = f"return ({', '.join(names)}), or write into them and return None"
+    if not isinstance(returned, (tuple, list)) or len(returned) != len(names):
         count = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
-        raise WrongResult(ENTRY, f"the function returned a {type(returned).__name__}{count}; {ALL_GRADIENTS}")
-    for name, each in zip(GRADIENTS, returned, strict=True):
+        raise WrongResult(ENTRY, f"the function returned a {type(returned).__name__}{count}; {advice}")
+    found = {name: each for name, each in zip(names, returned, strict=True) if name in buffers}
+    for name, each in found.items():
         if each is None:
-            raise WrongResult(ENTRY, f"the function returned None for {name}; {ALL_GRADIENTS}")
-    if all(each is buffer for each, buffer in zip(returned, buffers, strict=True)):
-        return buffers[0]  # type: ignore[no-any-return]  # as above
-    return Returned(returned)  # type: ignore[return-value]  # which the agent takes apart
+            raise WrongResult(ENTRY, f"the function returned None for {name}; {advice}")
+    if all(found[name] is buffer for name, buffer in buffers.items()):
+        return first
+    return Returned(found)  # type: ignore[return-value]  # which the agent takes apart

@@ -71,6 +71,8 @@ def _arguments(  # noqa: PLR0913  # one argument for each tensor
     forward_out: torch.Tensor,
     forward_lse: torch.Tensor,
     dlse: torch.Tensor | None = None,
+    dbias: torch.Tensor | None = None,
+    dsink: torch.Tensor | None = None,
     causal: str = "none",
     softcap: float | None = None,
     window_left: int | None = None,
@@ -79,11 +81,11 @@ def _arguments(  # noqa: PLR0913  # one argument for each tensor
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The binding's arguments before and after the workspace.
 
-    Each gradient has the shape of its input.  dout and forward_out are [batch, heads, seq_q, head_dim_v], forward_lse
-    and dlse [batch, heads, seq_q].
+    Each gradient has the shape of its input; dbias is 1 along each axis along which the bias is the same.  dout and
+    forward_out are [batch, heads, seq_q, head_dim_v], forward_lse and dlse [batch, heads, seq_q].
     """
     rows = q.shape[:3]  # the binding knows one order of the axes
     row_gradient = dlse if dlse is None else dlse.view(rows)
-    tensors = (q, k, v, forward_out, forward_lse.view(rows), dout, row_gradient, dq, dk, dv)
+    tensors = (q, k, v, forward_out, forward_lse.view(rows), dout, row_gradient, dq, dk, dv, dbias, dsink)
     words = (scale, CAUSAL_CODES.get(causal, UNKNOWN), softcap, window_left, window_right)
     return tensors, (*words, *further(others)) if others else words

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.backward import ARGUMENTS, GRADIENTS
+from pytest_fa.attention.backward import ALL_GRADIENTS, ARGUMENTS
 from pytest_fa.attention.backward import PART as BACKWARD
 from pytest_fa.attention.scores import Computes
 from pytest_fa.build.extension import MODULE_NAME
@@ -135,7 +135,7 @@ def _beside_gradients(launched: Forward) -> Forward:
         out: torch.Tensor | None = None,
         **words: Any,  # noqa: ANN401  # values and tensors
     ) -> torch.Tensor:
-        own = {name: value for name, value in words.items() if name not in (*BACKWARD.words, *GRADIENTS)}
+        own = {name: value for name, value in words.items() if name not in (*BACKWARD.words, *ALL_GRADIENTS)}
         launched(q, k, v, scale=scale, out=words["forward_out"], **own)
         return out  # type: ignore[return-value]  # each call of gradients has one
 
@@ -191,7 +191,9 @@ def _backward(function: Callable[..., Any], variant: Variant) -> Forward:
     call = variant.entry.call
     if variant.entry.autograd:
         return by_autograd(adapted(function, call, "attention", variant.conventions) if call else function)
-    return adapted_backward(function, call, variant.conventions) if call else backward_of(function)
+    if call:
+        return adapted_backward(function, call, variant.conventions)
+    return backward_of(function, variant.returns)
 
 
 def _translate_refusals(forward: Forward) -> Forward:

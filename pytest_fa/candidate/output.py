@@ -8,17 +8,15 @@ from typing import Any
 import torch
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.backward import GRADIENTS, LIKE
+from pytest_fa.attention.backward import OF_KEYS, OF_PARTS
 from pytest_fa.candidate.adapter import output_index
 from pytest_fa.errors import ENTRY, Tampering, WrongResult
 
 MAX_CHARACTERS = 60  # of a value that a message shows
 
 
-class Returned(tuple[Any, ...]):
-    """What a backward function returned: dq, dk and dv."""
-
-    __slots__ = ()
+class Returned(dict[str, Any]):
+    """What a backward function returned for the gradients of a call, by name, in their order."""
 
 
 def written(result: object, outs: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -27,9 +25,8 @@ def written(result: object, outs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     `outs` are the output and further ones.  Only gradients are returned together (`Returned`).  Raises `WrongResult`.
     """
     if result is not outs[0]:
-        results = result if isinstance(result, Returned) else (result,)
-        names = GRADIENTS if isinstance(result, Returned) else ("out",)
-        for name, each, out in zip(names, results, outs, strict=False):
+        results = result if isinstance(result, Returned) else {"out": result}
+        for (name, each), out in zip(results.items(), outs, strict=False):
             if each is not out:
                 out.copy_(require_output(each, out, name).detach())
     return outs[0]
@@ -59,10 +56,12 @@ def _what_to_return(out: torch.Tensor, like: torch.Tensor, name: str) -> str:
     """What to write if another dtype or layout is all that is wrong."""
     verb = "write `return " if name == "out" else "return `"
     if out.shape == like.shape:
-        return f" ({verb}{name}.to(q.dtype)`)"
+        return f" ({verb}{name}.to({'torch.float32' if like.dtype == torch.float32 else 'q.dtype'})`)"
+    if name in OF_PARTS:
+        return ""
     batch, heads, rows, columns = like.shape
     if out.shape == (batch, rows, heads, columns):
-        others = "keys" if name in LIKE else "queries"
+        others = "keys" if name in OF_KEYS else "queries"
         return f" (heads and {others} are exchanged: {verb}{name}.transpose(-3, -2)`)"
     return ""
 

@@ -230,7 +230,7 @@ class PreparedSeries:
         if self._is_cpu:
             written(result, self._outs[slot])
             return
-        results = result if isinstance(result, Returned) else (result,)
+        results = tuple(result.values()) if isinstance(result, Returned) else (result,)
         for place, (each, out) in enumerate(zip(results, self._outs[slot], strict=False)):
             if each is not out and not is_same_memory(each, out):
                 self.results[slot][place] = each

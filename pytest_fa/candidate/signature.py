@@ -27,6 +27,8 @@ NAMES = {
     "dq": ("dq", "grad_q", "grad_query"),
     "dk": ("dk", "grad_k", "grad_key"),
     "dv": ("dv", "grad_v", "grad_value"),
+    "dbias": ("dbias", "d_bias", "grad_bias", "dattn_bias"),
+    "dsink": ("dsink", "dsinks", "d_sink", "grad_sink", "grad_sinks"),
 }
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

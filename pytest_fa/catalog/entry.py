@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.backward import ARGUMENTS, DLSE, DOUT, GRADIENTS, LINE
+from pytest_fa.attention.backward import ALL_GRADIENTS, ARGUMENTS, DLSE, DOUT, LINE
 from pytest_fa.attention.backward import PART as BACKWARD
 from pytest_fa.attention.layout import passed_within
 from pytest_fa.attention.not_judged import recognised
@@ -147,7 +147,7 @@ def _call_problems(entry: Entry, supports: Supports, computes: Computes) -> Iter
             yield f"entry.call does not pass {word!r}; add it to arguments or keywords{next(answers, '')}"
     if call.place_of("out") is not None and call.passes("out") and (computes != "gradients" or entry.autograd):
         yield "entry.call passes 'out' and sets returns; use only one of the two"
-    for word in (DOUT, DLSE, *GRADIENTS) if computes != "gradients" or entry.autograd else ():
+    for word in (DOUT, DLSE, *ALL_GRADIENTS) if computes != "gradients" or entry.autograd else ():
         if call.passes(word) or call.place_of(word) is not None:
             change = "drop it, or drop autograd" if entry.autograd else f"write {LINE}"
             yield f"entry.call has {word!r}, which is for a backward function; {change}"

@@ -104,7 +104,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.fp8_out[0] if dtype == "e4m3" else "fp16"
 
 
-OUTPUTS = ("out", *parts.outputs(), *backward.GRADIENTS)
+OUTPUTS = ("out", *parts.outputs(), *backward.ALL_GRADIENTS)
 # What a kernel may write or return, and the words of `entry.call`: those of the parts of attention are among them.
 WORDS = (
     *("q", "k", "v", *OUTPUTS, "scale"),

@@ -10,7 +10,7 @@ import torch
 
 from pytest_fa.attention import parts
 from pytest_fa.attention.arguments import Arguments
-from pytest_fa.attention.backward import LIKE
+from pytest_fa.attention.backward import LIKE, OF_KEYS, OF_PARTS
 from pytest_fa.attention.dtypes import FORMATS
 from pytest_fa.attention.e4m3 import DESCALES
 from pytest_fa.attention.layout import stored
@@ -199,6 +199,10 @@ class Inputs(Arguments):  # what only some calls have are attributes
         """The keyword arguments of a call, without the output."""
         return {"scale": self.scale, **self.words, **self.tensors}
 
+    def asked(self, outputs: Iterable[str]) -> tuple[str, ...]:
+        """Those of a variant's outputs that a call has: the gradients of tensors that it lacks are none."""
+        return tuple(name for name in outputs if name not in OF_PARTS or OF_PARTS[name] in self.extra)
+
     @property
     def words(self) -> dict[str, Any]:
         """The words of the parts of attention, each with its value, besides tensors."""
@@ -277,7 +281,8 @@ class Inputs(Arguments):  # what only some calls have are attributes
 class Output(NamedTuple):
     """What one call writes: its output and further ones by name, or dq and the other gradients.
 
-    A further output has [batch, heads, seq_q] in float32, a gradient the shape of its input.
+    A further output has [batch, heads, seq_q] in float32.  A gradient has the shape of its tensor, of which those of
+    parts are as in `Inputs.extra`: 1 along each axis that they lack.
     """
 
     out: torch.Tensor  # [batch, heads, seq_q, head_dim_v, head_dim or seq_k]
@@ -287,6 +292,13 @@ class Output(NamedTuple):
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All outputs."""
         return (self.out, *self.more.values())
+
+    @property
+    def of_batches(self) -> Output:
+        """Without the gradients of a bias and a sink that are sums over all batches."""
+        batch = len(self.out)
+        more = {name: tensor for name, tensor in self.more.items() if name not in OF_PARTS or len(tensor) == batch}
+        return Output(self.out, more)
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Output:
         """`function` of each output."""
@@ -307,8 +319,12 @@ class Output(NamedTuple):
         return self.map(torch.clone)
 
     def of_heads(self, heads: list[int], kv_heads: list[int]) -> Output:
-        """The part of some heads of Q, and in gradients of K and V of some of their heads."""
-        more = {name: tensor[:, kv_heads if name in LIKE else heads] for name, tensor in self.more.items()}
+        """The part of some heads of Q, and in gradients of K and V of some of their heads.
+
+        The sum over all heads, as in the gradient of a bias that has none, is left out.
+        """
+        kept = {name: tensor for name, tensor in self.more.items() if name not in OF_PARTS or tensor.shape[1] > 1}
+        more = {name: tensor[:, kv_heads if name in OF_KEYS else heads] for name, tensor in kept.items()}
         return Output(self.out[:, heads], more)
 
     def fill_from(self, other: Output) -> None:
@@ -470,19 +486,21 @@ def poisoned_output(inputs: Inputs, computes: Computes = "attention") -> torch.T
 
 
 def poisoned_outputs(inputs: Inputs, computes: Computes, more: Iterable[str] = ()) -> Output:
-    """All outputs of a call, filled with NaN."""
-    return Output(poisoned_output(inputs, computes), {name: poisoned_more(name, inputs) for name in more})
+    """The outputs of a call, filled with NaN: one and those in `more` that it has."""
+    further = {name: poisoned_more(name, inputs) for name in inputs.asked(more)}
+    return Output(poisoned_output(inputs, computes), further)
 
 
 def poisoned_more(name: str, inputs: Inputs) -> torch.Tensor:
-    """A further output, [batch, heads, seq_q] float32, or a gradient of k or v, filled with NaN."""
+    """A further output, [batch, heads, seq_q] float32, or a gradient besides dq, filled with NaN."""
     return poison(as_kernels_have(name, empty_more(name, inputs), inputs.conventions))
 
 
 def empty_more(name: str, inputs: Inputs) -> torch.Tensor:
     """The same, uninitialized, with the axes that a kernel has."""
     if name in LIKE:
-        return torch.empty_like(getattr(inputs, LIKE[name]))
+        lies_as = torch.contiguous_format if name in OF_PARTS else torch.preserve_format
+        return torch.empty_like(inputs.parts[LIKE[name]], memory_format=lies_as)
     return empty_rows(name, inputs.q, inputs.conventions)
 
 
@@ -495,6 +513,13 @@ def empty_rows(name: str, q: torch.Tensor, conventions: Mapping[str, str]) -> to
 def as_kernels_have(name: str, rows: torch.Tensor, conventions: Mapping[str, str]) -> torch.Tensor:
     """A view of a further output with the axes that a kernel has, or the inverse of it."""
     return rows if name in LIKE else rows.permute(parts.outputs()[name].row_axes(conventions))
+
+
+def as_called(name: str, tensor: torch.Tensor, conventions: Mapping[str, str]) -> torch.Tensor:
+    """A view of a further output as a call gets it: the gradient of a vector is one."""
+    if name in OF_PARTS and parts.tensor_form(OF_PARTS[name]).vector_axis is not None:
+        return tensor.flatten()
+    return as_kernels_have(name, tensor, conventions)
 
 
 def poison(out: torch.Tensor) -> torch.Tensor:

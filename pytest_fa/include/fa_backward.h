@@ -34,6 +34,12 @@ struct FaBackwardArgs {
   void* dk; /* [batch, kv_heads, seq_k, head_dim]: the sum over the query heads that share a head of k and v */
   void* dv; /* [batch, kv_heads, seq_k, head_dim_v]: the same */
   struct FaStrides dout_stride, dq_stride, dk_stride, dv_stride; /* with cu_seqlens, 0 for a batch */
+
+  /* The gradients of the bias and the sink.  NULL: not asked for.  Every element is written.  It is 0 for a query that does not
+   * see the key, for padding, and for a sink of -inf, also where lse is -inf. */
+  void* dbias;  /* as forward->bias, of q's dtype; summed over each axis with a stride of 0 */
+  float* dsink; /* [heads]: summed over batches and queries; by the sink as the call has it */
+  struct FaStrides dbias_stride; /* 0 where forward->bias_stride is 0, and along an axis with one element */
 };
 
 /* What a source exports; see fa_forward.h. */

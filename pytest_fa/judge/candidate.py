@@ -22,7 +22,7 @@ from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.errors import DeviceLost, FaError, Tampering
 from pytest_fa.gpu.device import is_alive, synchronize
 from pytest_fa.gpu.guards import Workspaces
-from pytest_fa.gpu.inputs import NOTHING, Inputs, Output, as_kernels_have
+from pytest_fa.gpu.inputs import NOTHING, Inputs, Output, as_called
 from pytest_fa.gpu.shared_memory import (
     NoSharedMemory,
     map_on_gpu,
@@ -364,7 +364,7 @@ class Candidate:
         return self.lending.lend((output.out, *self._as_kernels_have(output.more).values()))
 
     def _as_kernels_have(self, more: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: as_kernels_have(name, rows, self._conventions) for name, rows in more.items()}
+        return {name: as_called(name, tensor, self._conventions) for name, tensor in more.items()}
 
     def end_job(self) -> None:
         """Let the candidate forget the job, and take its memory back."""

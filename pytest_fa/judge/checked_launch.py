@@ -36,7 +36,7 @@ class CheckedLaunch:
     """Calls a candidate on guarded copies of a case's inputs.
 
     Before each call, the shared memory of the GPU, the outputs and the workspaces are filled with NaN, and so is
-    what a call must write into its inputs.  The further outputs in `more` are requested in each call.
+    what a call must write into its inputs.  The further outputs in `more` are requested in each call that has them.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class CheckedLaunch:
         self._guarded = {name: guard(tensor) for name, tensor in memories_of(placed).items()}
         self.inputs = with_memories(placed, {name: guarded.tensor for name, guarded in self._guarded.items()})
         self._guarded["out"] = guard_output(poisoned_output(placed, computes))
-        likes = {name: empty_more(name, placed) for name in more}
+        likes = {name: empty_more(name, placed) for name in placed.asked(more)}
         self._guarded |= {name: guard_output(_dense(like)) for name, like in likes.items()}
         # Which every call writes, too, and lies as `out` does: [batch, heads, seq_q] float32, or a gradient.
         self.more_buffers = {

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_fa.attention.backward import LIKE
+from pytest_fa.attention.backward import OF_KEYS
 from pytest_fa.attention.mistake import MAX_NAMES
 from pytest_fa.gpu.inputs import Inputs, is_poison
 from pytest_fa.judge.backward_mistakes import backward_mistakes, wrong_factors
@@ -36,6 +36,7 @@ from pytest_fa.judge.mistaken_gradients import (
 from pytest_fa.judge.output_check import check_output, limits
 from pytest_fa.judge.padding import NAME as OF_PADDING
 from pytest_fa.judge.padding import cleared, explain_padding
+from pytest_fa.judge.part_gradient_mistakes import explain_part_gradients
 from pytest_fa.judge.policies import rms, ulp
 from pytest_fa.judge.roundings import STEP, accumulated
 from pytest_fa.judge.row_scores import positions_of
@@ -87,7 +88,9 @@ def _padding(written: Mapping[str, torch.Tensor], truths: Mapping[str, Truth]) -
     if {bound.name for check in checks for bound in check.bounds if not bound.holds} != {OF_PADDING}:
         return ""
     texts = {
-        name: explain_padding(truth.padding, written[name], ("key", "keys") if name in LIKE else ("query", "queries"))
+        name: explain_padding(
+            truth.padding, written[name], ("key", "keys") if name in OF_KEYS else ("query", "queries")
+        )
         for name, truth in truths.items()
         if truth.padding
     }
@@ -136,7 +139,8 @@ def _exchanged(wrong: WrongGradients) -> str:
 def _is_right(wrong: WrongGradients, name: str, of: str) -> bool:
     """Whether a gradient that was written is another one."""
     written, truth = wrong.written[name], wrong.truths[of]
-    return written.shape == truth.out.shape and check_output(written, truth, "same_precision").passed
+    is_alike = (written.shape, written.dtype) == (truth.out.shape, wrong.written[of].dtype)
+    return is_alike and check_output(written, truth, "same_precision").passed
 
 
 # -- where ------------------------------------------------------------------------------------------------------------
@@ -307,6 +311,8 @@ def _known(wrong: WrongGradients) -> str:
     """The known mistakes that explain most gradients, and where the others are wrong; empty if there are none."""
     names = [name for name in NAMES if name in wrong.bad]
     explained = _explained(wrong, names) if names else {}
+    of_parts = {name: wrong.written[name] for name in wrong.bad if name not in NAMES}
+    explained |= explain_part_gradients(of_parts, wrong.truths, wrong.inputs, wrong.upstream)
     rest = [name for name in wrong.bad if not any(name in of for of in explained.values())]
     texts = [*explained, *([f"{_where(wrong, rest)}, too"] if rest else [])]
     return "; and ".join(texts) if explained else ""

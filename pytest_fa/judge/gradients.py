@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.backward import DLSE, DOUT, OUT
+from pytest_fa.attention.backward import DLSE, DOUT, OF_PARTS, OUT
 from pytest_fa.attention.grouped_heads import key_heads
 from pytest_fa.attention.lse import exact_lse, finite
 from pytest_fa.attention.mistake import Positions
@@ -60,7 +60,6 @@ BLOCK_SHARE = 16  # of the queries of a forward's block, because more tensors of
 SLOPE_ERROR = 2.0**-15  # of 1 - tanh^2, if tanh is the GPU's fast one, with a relative error of 2^-16.5
 EXP_ROUNDINGS = 8  # of exp(S - L) and of what it is multiplied with, besides those of its argument
 DSINK = "dsink"
-OF_WORDS = {"attn_bias": "dbias", "sink": DSINK}  # gradients of tensors that only some calls have
 
 
 class Upstream(NamedTuple):
@@ -141,7 +140,8 @@ class Block(NamedTuple):
 def make_gradients(inputs: Inputs, upstream: Upstream, rounds: tuple[Rounding, ...] = ()) -> dict[str, Truth]:
     """The truth of `dq`, `dk` and `dv`, and of `dbias` and `dsink` if the call has these tensors.
 
-    Each has the shape of its tensor.  dsink is to be written in float32, all others in the dtype of q: fp16 or bf16.
+    Each has the shape of its tensor, and is by the tensor that the call gets, such as a sink in base 2.  dsink is to be
+    written in float32, all others in the dtype of q: fp16 or bf16.
     A query or key that sees nothing has a gradient of zero, and a gradient without elements is left out.  Declared
     roundings of scores (`q`, `s`, `tanh`) are part of the reference.  Raises `UsageProblem` for another dtype.
     """
@@ -186,7 +186,7 @@ def _truth_of(name: str, sums: Sums, dtype: torch.dtype, terms: int) -> Truth:
 
 def _sums_of(inputs: Inputs, upstream: Upstream, rounds: tuple[Rounding, ...]) -> dict[str, Sums]:
     """All gradients before they are rounded, from blocks of queries."""
-    readers, shapes = readers_of(inputs), _shapes(inputs)
+    readers, shapes, conventions = readers_of(inputs), _shapes(inputs), inputs.conventions
     given = without_padding(inputs, upstream)
     inputs = inputs.exact().meant()._replace(rounds=rounds)
     k, v = (repeated_heads(tensor, inputs.q) for tensor in (inputs.k, inputs.v))
@@ -200,14 +200,22 @@ def _sums_of(inputs: Inputs, upstream: Upstream, rounds: tuple[Rounding, ...]) -
         for name, sums in _gradients_of(block, inputs, k, readers).items():
             for target, source in zip(whole[name], sums, strict=True):
                 target[:, :, rows if name in with_queries else slice(None)] += source
-    return whole
+    return {name: _by_given(name, sums, conventions) for name, sums in whole.items()}
 
 
 def _shapes(inputs: Inputs) -> dict[str, tuple[int, ...]]:
     """The shape of each gradient of a call."""
     tensors = {"dq": inputs.q, "dk": inputs.k, "dv": inputs.v}
-    tensors |= {name: inputs.extra[word] for word, name in OF_WORDS.items() if word in inputs.extra}
+    tensors |= {name: inputs.extra[word] for name, word in OF_PARTS.items() if word in inputs.extra}
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _by_given(name: str, sums: Sums, conventions: Mapping[str, str]) -> Sums:
+    """A gradient by the tensor that a call gets, from that by what it means."""
+    factor = float(parts.meant(OF_PARTS[name], torch.ones(()), conventions)) if name in OF_PARTS else 1.0
+    if factor == 1.0:
+        return sums
+    return Sums(factor * sums.exact, factor * sums.rounded, *(factor**2 * square for square in sums[2:]))
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device) -> Sums:
@@ -255,6 +263,7 @@ def _block_of(inputs: Inputs, given: Given, operands: Operands, rows: slice) -> 
     if of_sink is not None:
         of_out = _norm(dout * (torch.finfo(dtype).eps / 2 * out.abs()).clamp_min(LOST[dtype]))  # its roundings
         of_sink = less_delta._replace(noise=less_delta.noise.hypot(of_out)).weighted(of_sink)
+        of_sink = of_sink._replace(noise=of_sink.noise.clamp_min(SMALLEST))
     return Block(q, dout, stored, ds, ds0, of_sink)
 
 
@@ -281,7 +290,8 @@ def _weights(
     if sinks is None:
         return weights, slope, None
     p = (sinks - lse).exp()
-    return weights, slope, Terms(p, p, p, UNIT * (EXP_ROUNDINGS + finite(sinks).abs() + lse.abs()) * p, nothing)
+    noise = SMALLEST + UNIT * (EXP_ROUNDINGS + finite(sinks).abs() + lse.abs()) * p  # it may be flushed to zero
+    return weights, slope, Terms(p, p, p, noise, nothing)
 
 
 def scores_and_slope(inputs: Inputs, products: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.backward import LIKE
+from pytest_fa.attention.backward import OF_KEYS, OF_PARTS
 from pytest_fa.attention.rows import Padding
 from pytest_fa.gpu.inputs import Inputs, is_poison
 from pytest_fa.records.checks import Bound
@@ -22,8 +22,13 @@ KEPT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def padding_of(output: str, inputs: Inputs) -> Padding | None:
-    """The rows of an output of a call that are not judged: those of queries, or of keys in gradients of K and V."""
-    return parts.key_padding(inputs) if output in LIKE else parts.padding(inputs)
+    """The rows of an output of a call that are not judged: those of queries, or of keys in gradients of K and V.
+
+    The gradients of a bias and a sink have none: what belongs to no query or key is 0 there.
+    """
+    if output in OF_PARTS:
+        return None
+    return parts.key_padding(inputs) if output in OF_KEYS else parts.padding(inputs)
 
 
 def rows_of(padding: Padding, out: torch.Tensor) -> torch.Tensor:

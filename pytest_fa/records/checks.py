@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from pytest_fa.attention.backward import GRADIENTS
+from pytest_fa.attention.backward import ALL_GRADIENTS, GRADIENTS
 from pytest_fa.records.ranges import Natural, Real
 
 WITH_POISON = 128  # the first repeats, all of which start from NaN-filled shared memory; later ones do so in part
@@ -28,7 +28,7 @@ class Bound(msgspec.Struct, frozen=True):
     def kind(self) -> str:
         """The name without that of a gradient."""
         gradient, _, kind = self.name.partition(" ")
-        return kind if gradient in GRADIENTS else self.name
+        return kind if gradient in ALL_GRADIENTS else self.name
 
     @property
     def used(self) -> float | None:
@@ -168,7 +168,7 @@ class Repeats(msgspec.Struct, frozen=True):
 
     def with_rows_differing(self, counts: dict[str, int]) -> Repeats:
         """The same with the number of calls in which each further output differs."""
-        of_gradients = {name: count for name, count in counts.items() if name in GRADIENTS}
+        of_gradients = {name: count for name, count in counts.items() if name in ALL_GRADIENTS}
         lse = counts.get("lse", self.lse_differing)
         return msgspec.structs.replace(self, lse_differing=lse, gradients_differing=of_gradients)
 

@@ -10,7 +10,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from pytest_fa.attention.backward import GRADIENTS, LIKE
+from pytest_fa.attention import parts
+from pytest_fa.attention.backward import ALL_GRADIENTS, GRADIENTS, OF_KEYS, OF_PARTS
 from pytest_fa.attention.ragged import PART as RAGGED
 from pytest_fa.catalog.case import Case
 from pytest_fa.records.added import added_types
@@ -117,6 +118,10 @@ def _elements(case: Case, gradient: str) -> int:
     """The number of elements of the output of a case, or of one of its gradients."""
     if not gradient:
         return math.prod(case.out_shape)
+    if (word := OF_PARTS.get(gradient)) is not None:
+        sizes = case.batch, case.heads, case.seq_q, case.seq_k
+        axes = parts.tensor_words()[word].axes(word, case)
+        return 0 if axes is None else math.prod(size for size, depends in zip(sizes, axes, strict=True) if depends)
     heads, rows = (case.heads, case.seq_q) if gradient == GRADIENTS[0] else (case.kv_heads, case.seq_k)
     return case.batch * heads * rows * (case.head_dim_v if gradient == "dv" else case.head_dim)
 
@@ -128,9 +133,11 @@ def _expected_bounds(check: Check, case: Case | None) -> list[tuple[str, bool]]:
     """
     names = {bound.name for bound in check.bounds}
     expected: list[tuple[str, bool]] = []
-    for gradient in GRADIENTS if check.output else ("",):
+    for gradient in ALL_GRADIENTS if check.output else ("",):
         prefix = f"{gradient} ".lstrip()
-        has_elements = f"{prefix}finite" in names if case is None else not gradient or _elements(case, gradient) > 0
+        has_elements = case is None or not gradient or _elements(case, gradient) > 0
+        if case is None or gradient in OF_PARTS:  # which not every variant returns
+            has_elements = has_elements and f"{prefix}finite" in names
         has_padding = f"{prefix}{PADDING}" in names if case is None else _has_padding(case, gradient)
         of_one = {**BOUNDS[check.policy], **({PADDING: True} if has_padding else {})} if has_elements else {}
         expected += [(f"{prefix}{name}", is_enforced) for name, is_enforced in of_one.items()]
@@ -140,7 +147,7 @@ def _expected_bounds(check: Check, case: Case | None) -> list[tuple[str, bool]]:
 def _has_padding(case: Case, gradient: str) -> bool:
     """Whether an output or a gradient has rows that belong to no query or key."""
     claim = RAGGED.claimed_by(case)
-    return claim == "both" or (claim == "keys" and gradient in LIKE)
+    return gradient not in OF_PARTS and (claim == "both" or (claim == "keys" and gradient in OF_KEYS))
 
 
 def _wrong_allowance(check: Check, largest: Bound, rms: Bound) -> Iterator[str]:

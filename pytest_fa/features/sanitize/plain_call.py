@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from pytest_fa.attention import abi, parts
+from pytest_fa.attention.backward import OF_PARTS
 from pytest_fa.attention.cache_dtype import PLAIN
 from pytest_fa.attention.dtypes import ELEMENT_BYTES
 from pytest_fa.attention.layout import Layout, strides
@@ -85,7 +86,7 @@ def main(arguments: list[str]) -> int:
     assert isinstance(job, CaseJob) and job.library is not None  # noqa: S101, PT018  # features/sanitize/sanitize.py writes such jobs
     try:
         require_unchanged(job.library, job.file_hashes)
-        result = call(job.case, job.library)
+        result = call(job.case, job.library, job.variant.returns)
     except ChangedBuild as problem:
         result = PlainResult(Outcome.BUILD_CHANGED, str(problem))
     except UnsupportedCase as problem:
@@ -98,9 +99,10 @@ def main(arguments: list[str]) -> int:
     return 0 if result.outcome == Outcome.OK else 1
 
 
-def call(case: Case, library: str) -> PlainResult:
+def call(case: Case, library: str, returns: tuple[str, ...] = ()) -> PlainResult:
     """Call the built library once on random inputs, and wait for it.
 
+    Of the gradients of a bias and a sink, it asks for those in `returns`.
     Raises `UnsupportedCase`, `LaunchError`, or `DeviceLost` with the driver's error.
     """
     cuda = CudaDriver()
@@ -131,6 +133,7 @@ def call(case: Case, library: str) -> PlainResult:
     args.message, args.message_bytes = ctypes.addressof(message), MESSAGE_BYTES
     if case.computes == "gradients":
         backward, written = _backward_call(case, args, counts, cuda, generator)
+        written += _ask_for(returns, backward, args, case, cuda)
         status = _launch(build, BACKWARD, backward, args, cuda)
     else:
         written = [(out, out_bytes)]
@@ -178,6 +181,22 @@ def _backward_call(
         setattr(backward, f"d{name}", written[-1][0])
         setattr(backward, f"d{name}_stride", getattr(args, f"{name}_stride"))
     return backward, written
+
+
+def _ask_for(
+    returns: tuple[str, ...], backward: BackwardArgs, args: ForwardArgs, case: Case, cuda: CudaDriver
+) -> list[tuple[int, int]]:
+    """Ask for the gradients of a bias and a sink that a variant returns; where those of q's dtype lie."""
+    written, sizes = [], _tensor_sizes(case)
+    for name, word in OF_PARTS.items():
+        if name in returns and word in sizes:
+            dtype = case.dtype if parts.tensor_form(word).dtype == "q" else "fp32"
+            size_bytes = ELEMENT_BYTES[dtype] * math.prod(sizes[word])
+            address = cuda.allocate(size_bytes)
+            setattr(backward, name, address)
+            written += [(address, size_bytes)] if dtype == case.dtype else []
+    backward.dbias_stride = args.bias_stride
+    return written
 
 
 def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:

@@ -10,14 +10,14 @@ import random
 
 import torch
 
-from pytest_fa.attention.backward import DLSE, LIKE, LSE, rows_as_kernels_have
+from pytest_fa.attention.backward import DLSE, LSE, OF_KEYS, OF_PARTS, rows_as_kernels_have
 from pytest_fa.attention.backward import PART as BACKWARD
 from pytest_fa.attention.ragged import PART as RAGGED
 from pytest_fa.attention.ragged import with_lengths
 from pytest_fa.errors import UnsupportedCase, WrongResult
 from pytest_fa.gpu.device import synchronize
 from pytest_fa.gpu.graphs import CannotCapture
-from pytest_fa.gpu.inputs import Inputs, Output, as_kernels_have, clone, empty_rows
+from pytest_fa.gpu.inputs import Inputs, Output, as_kernels_have, clone, empty_rows, poisoned_more
 from pytest_fa.judge.changed_inputs import require_only_written
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.wire.commands import Copy, Launch, Script, ScriptStep, Sleep
@@ -67,9 +67,13 @@ def new_shape(subject: PropertySubject) -> None:
     if inputs.q.stride(0) != inputs.q.shape[1] * inputs.q.stride(1):
         raise UnsupportedCase("in this layout, batches and heads cannot be merged without a copy")
     out.poison()
-    of_rows = {name: _one_batch_of_rows(name, rows, inputs) for name, rows in out.more.items()}
-    merged = Output(_one_batch(out.out), of_rows)
-    subject.require_right("new_shape", subject.call(_merged(inputs), merged).clone(), _merged(private))
+    one_batch = _merged(inputs)
+    more = {
+        name: poisoned_more(name, one_batch) if name in OF_PARTS else _one_batch_of_rows(name, rows, inputs)
+        for name, rows in out.more.items()
+    }
+    merged = Output(_one_batch(out.out), more)
+    subject.require_right("new_shape", subject.call(one_batch, merged).clone(), _merged(private))
 
 
 def _merged(inputs: Inputs) -> Inputs:
@@ -90,7 +94,7 @@ def _one_batch(tensor: torch.Tensor) -> torch.Tensor:
 
 def _one_batch_of_rows(name: str, rows: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     """The memory of a further output, for one batch."""
-    if name in LIKE:
+    if name in OF_KEYS:
         return _one_batch(rows)
     like = empty_rows(name, _one_batch(inputs.q), inputs.conventions)
     memory = as_kernels_have(name, rows, inputs.conventions).view(like.shape)

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.backward import LIKE
+from pytest_fa.attention.backward import LIKE, OF_KEYS, OF_PARTS
 from pytest_fa.attention.layout import AxisOrder, swapped
 from pytest_fa.errors import LacksMemory, UnsupportedCase, WrongResult
 from pytest_fa.gpu.inputs import Inputs, Output
@@ -68,7 +68,7 @@ def different_strides(subject: PropertySubject) -> None:
     more = {
         name: _with_own_strides(output.more[name], 5 + place, unit)
         for place, name in enumerate(LIKE)
-        if name in output.more
+        if name in output.more and _is_matrix(name)
     }
     moved = Output(_with_own_strides(output.out, 3, unit), {**output.more, **more})
     strided = taken._replace(q=q, k=k, v=v)
@@ -191,9 +191,14 @@ def _taken(subject: PropertySubject, inputs: Inputs) -> Inputs:
 
 
 def _moved(output: Output, move: Restride) -> Output:
-    """The output moved, and with it other gradients; a log-sum-exp is dense in each call."""
-    more = {name: move(tensor) if name in LIKE else tensor for name, tensor in output.more.items()}
+    """The output moved, and with it other gradients; vectors and a log-sum-exp are dense in each call."""
+    more = {name: move(tensor) if _is_matrix(name) else tensor for name, tensor in output.more.items()}
     return Output(move(output.out), more)
+
+
+def _is_matrix(output: str) -> bool:
+    """Whether a further output has strides of its own."""
+    return output in OF_KEYS or (output in OF_PARTS and not parts.tensor_form(OF_PARTS[output]).vector)
 
 
 def _with_matrices(inputs: Inputs, move: Restride) -> Inputs:

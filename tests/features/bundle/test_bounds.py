@@ -47,6 +47,7 @@ def _written(poisoned: torch.Tensor, truth: Truth) -> torch.Tensor:
         "b4h4s70d64-fp16-kv2-var1-dv32-bwd-seed0",
         "b4h4s70d64-fp16-kv2-var2-bwd-dlse-seed0",
         "b1h2s9d64-fp16-sk0-bwd-seed0",
+        "b2h3s40d64-fp16-biashq-sink-bwd-seed0",
     ],
 )
 def test_bounds_are_those_of_the_case(text: str) -> None:

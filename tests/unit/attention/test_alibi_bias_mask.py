@@ -477,7 +477,7 @@ def test_what_is_not_claimed_is_refused(variant_of: VariantOf, part: str, refusa
         (
             '{target: "entry:forward", call: {arguments: [q, k, v, attn_masks]}}',
             "{device: [cpu]}",
-            "entry.call.arguments[3] is 'attn_masks'; allowed: q, k, v, out, lse, dq, dk, dv, scale, causal",
+            "entry.call.arguments[3] is 'attn_masks'; allowed: q, k, v, out, lse, dq, dk, dv, dbias, dsink",
         ),
         (
             '{target: "entry:forward"}',

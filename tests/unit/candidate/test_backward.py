@@ -50,6 +50,7 @@ SUPPORTS = "supports: {device: [cpu], causal: [none]}\n"
 GRADIENTS = f"computes: gradients\n{SUPPORTS}"
 BY_AUTOGRAD = ENTRY % ", autograd: true" + GRADIENTS
 INPUTS = "dout, q, k, v, out, lse, scale"
+OR_MORE = "[dq, dk, dv], which dbias and dsink may follow"
 OR_WRITE = "return (dq, dk, dv), or write into them and return None"
 OTHER_AXES = "(heads and keys are exchanged: return `dk.transpose(-3, -2)`)"
 OR_RETURN = "or write `returns: [dq, dk, dv]` in entry.call if the function returns it"
@@ -110,6 +111,91 @@ RIGHT = {
 def test_gradients_come_in_each_way(variant_of: VariantOf, way: str) -> None:
     """Gradients may be written, returned, or left to autograd, with `entry.call` or without."""
     assert judged(variant_of(*RIGHT[way])).message == ""
+
+
+# A function with the gradients of a bias and a sink.
+OF_PARTS = """\
+import torch
+
+
+def gradients(dout, q, k, v, out, lse, scale, attn_bias, sink):
+    dtype = q.dtype
+    dout, q, k, v, out = (tensor.float() for tensor in (dout, q, k, v, out))
+    lse = lse.clamp_min(-1e30)  # some rows see nothing
+    p = torch.exp(q @ k.mT * scale + attn_bias.float() - lse[..., None])
+    delta = (dout * out).sum(-1, keepdim=True)
+    ds = p * (dout @ v.mT - delta)
+    dsink = -(torch.exp(sink.view(-1, 1, 1) - lse[..., None]) * delta).sum((0, 2, 3))
+    found = [each.to(dtype) for each in (scale * ds @ k, scale * ds.mT @ q, p.mT @ dout, ds.sum(0, keepdim=True))]
+    return (*found, dsink)
+
+
+def attention(q, k, v, *, scale, attn_bias, sink, causal="none"):
+    scores = q.float() @ k.float().mT * scale + attn_bias.float()
+    all_scores = torch.cat([sink.clamp_min(-1e30).view(-1, 1, 1).expand(*scores.shape[:3], 1), scores], -1)
+    return (all_scores.softmax(-1)[..., 1:] @ v.float()).to(q.dtype)
+
+
+def entry(dout, q, k, v, out, lse, *, scale, attn_bias, sink, dq, dk, dv, dbias, dsink, causal="none"):
+    found = gradients(dout, q, k, v, out, lse, scale, attn_bias, sink)
+    for to, each in zip((dq, dk, dv, dbias, dsink), found):
+        if to is not None: to.copy_(each)  # timed calls ask for dq, dk and dv
+
+
+def returning(dout, q, k, v, out, lse, *, scale, attn_bias, sink, causal="none", **buffers):
+    return gradients(dout, q, k, v, out, lse, scale, attn_bias, sink)
+
+
+def mixed(dout, q, k, v, out, lse, scale, attn_bias, sink, dsink, dq):
+    found = gradients(dout, q, k, v, out, lse, scale, attn_bias, sink)
+    dq.copy_(found[0]), dsink.copy_(found[4])
+    return found[1:4]
+"""
+OF_PARTS_KEYS = (
+    "computes: gradients\nreturns: [dq, dk, dv, dbias, dsink]\n"
+    "supports: {device: [cpu], causal: [none], bias: true, sink: true}\n"
+)
+MIXED = f"call: {{arguments: [{INPUTS}, attn_bias, sink, dsink, dq], returns: [dk, dv, dbias]}}"
+WAYS_OF_PARTS = {"entry": "", "returning": "", "attention": ", autograd: true", "mixed": f", {MIXED}"}
+
+
+@pytest.mark.parametrize("way", WAYS_OF_PARTS)
+def test_gradients_of_a_bias_and_a_sink_come_in_each_way(variant_of: VariantOf, way: str) -> None:
+    """The bias is the same in all batches, over which its gradient is summed."""
+    entry = f'entry: {{kind: python, target: "kernel:{way}"{WAYS_OF_PARTS[way]}}}\n'
+    variant = variant_of(entry + OF_PARTS_KEYS, OF_PARTS)
+    result = run_case(cpu_job(variant, "b2h2s20d64-fp16-biashq-sink-bwd-seed1", repeats=2, time=way == "entry"))
+    assert result.message == ""
+    assert result.check
+    assert {bound.name.partition(" ")[0] for bound in result.check.bounds} == {"dq", "dk", "dv", "dbias", "dsink"}
+
+
+WRONG_OF_PARTS = {
+    "of all batches": (
+        "ds.sum(0, keepdim=True)",
+        "ds",
+        "dbias is torch.float16 [2, 2, 20, 20], it must be torch.float16 [1, 2, 20, 20]",
+    ),
+    "in 16 bits": (
+        "(*found, dsink)",
+        "(*found, dsink.to(dtype))",
+        "dsink is torch.float16 [2], it must be torch.float32 [2] (return `dsink.to(torch.float32)`)",
+    ),
+    "too few": (
+        "(*found, dsink)",
+        "found",
+        "the function returned a list of 4; return (dq, dk, dv, dbias, dsink), or write into them and return None",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_OF_PARTS)
+def test_what_is_no_gradient_of_a_bias_or_a_sink_is_named(variant_of: VariantOf, name: str) -> None:
+    """A message has the shape that the gradient must have."""
+    right, wrong, message = WRONG_OF_PARTS[name]
+    keys = ENTRY.replace("kernel:entry", "kernel:returning") % "" + OF_PARTS_KEYS
+    result = judged(variant_of(keys, OF_PARTS.replace(right, wrong)), "b2h2s20d64-fp16-biashq-sink-bwd-seed1")
+    assert (result.message, result.check) == (message, None)
 
 
 WRONG_RETURNS = {
@@ -209,7 +295,7 @@ MANIFESTS = {
     ),
     "returns out": (
         ENTRY % "" + GRADIENTS + "returns: [out]\n",
-        "returns is [out], but computes is 'gradients'; write [dq, dk, dv], or drop returns",
+        f"returns is [out], but computes is 'gradients'; write {OR_MORE}, or drop returns",
     ),
     "no dout": (
         call_line("q, k, v, out, lse, dq, dk, dv") + GRADIENTS,

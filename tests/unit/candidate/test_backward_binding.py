@@ -93,6 +93,21 @@ def test_a_feature_has_its_bit(bound: Bound) -> None:
     assert forward.seqlens_k == lengths.data_ptr()
 
 
+@pytest.mark.parametrize("own", [(2, 4, 3, 5), (1, 4, 1, 5), (1, 1, 1, 5)], ids=["whole", "of heads", "of keys"])
+def test_gradients_of_a_bias_and_a_sink(bound: Bound, own: tuple[int, ...]) -> None:
+    """That of the bias has a stride of 0 along each axis along which the bias is the same; without buffers, none."""
+    words = {"attn_bias": torch.zeros(own).half().expand(2, 4, 3, 5), "sink": torch.zeros(4)}
+    bound.backward(**call(), **words)
+    assert (bound.last().dbias, bound.last().dsink) == (None, None)
+    dbias, dsink = torch.zeros(own).half(), torch.zeros(4)
+    bound.backward(**call(), **words, dbias=dbias, dsink=dsink)
+    args, of_bias = bound.last(), bound.last_forward().bias_stride
+    strides = (args.dbias_stride.batch, args.dbias_stride.head, args.dbias_stride.seq, args.dbias_stride.dim)
+    assert (args.dbias, args.dsink) == (dbias.data_ptr(), dsink.data_ptr())
+    assert strides == tuple(0 if size == 1 else step for size, step in zip(own, dbias.stride(), strict=True))
+    assert strides == (of_bias.batch, of_bias.head, of_bias.seq, of_bias.dim)
+
+
 def test_sequences_behind_one_another_have_no_stride_of_a_batch(bound: Bound) -> None:
     """Neither have their gradients."""
     words = {name: value[:1] if isinstance(value, torch.Tensor) else value for name, value in call().items()}
@@ -119,6 +134,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "gradients in fp32": ({"dv": torch.zeros(V)}, "q is fp16 and dv is fp32; gradients have the dtype of q"),
     "no dout": ({"dout": None}, "dout must be a tensor, got None"),
     "an lse of another type": ({"forward_lse": torch.zeros(Q[:3]).half()}, "lse must be float32, got 16 bits"),
+    "a dbias without a bias": ({"dbias": torch.zeros(2, 4, 3, 5).half()}, "dbias is passed, but no attn_bias"),
+    "a dbias with axes that the bias lacks": (
+        {"attn_bias": torch.zeros(5).half().expand(2, 4, 3, 5), "dbias": torch.zeros(2, 4, 3, 5).half()},
+        r"dbias is \[2, 4, 3, 5\]: axis 0 must be 1, as attn_bias has one element there",
+    ),
+    "a dbias in fp32": (
+        {"attn_bias": torch.zeros(2, 4, 3, 5).half(), "dbias": torch.zeros(2, 4, 3, 5)},
+        "q is fp16 and dbias is fp32; gradients have the dtype of q",
+    ),
+    "a dsink without a sink": ({"dsink": torch.zeros(4)}, "dsink is passed, but no sink"),
+    "a dsink of another type": ({"sink": torch.zeros(4), "dsink": torch.zeros(4).half()}, "dsink must be float32"),
     "a dlse with gaps": ({"dlse": torch.zeros(2, 4, 6)[..., ::2]}, "dlse must be contiguous"),
     "no such mask": ({"causal": "diagonal"}, "causal is -1, allowed are 0"),
     "a word of no field": ({"page_table": torch.zeros(4)}, "the C interface has no page_table"),

@@ -14,6 +14,10 @@ GRADIENTS = f"computes: gradients\n{FUNCTION}"
 BY_AUTOGRAD = "computes: gradients\nentry: {target: 'entry:forward', autograd: true"
 INPUTS = "arguments: [dout, q, k, v, out, lse]"
 
+WITH_SINK = (
+    f"computes: gradients\nsupports: {{sink: true}}\nentry: {{target: 'entry:backward', call: {{{INPUTS[:-1]}, sink"
+)
+
 
 def read(write_variant: WriteVariant, text: str) -> list[Variant]:
     """The variants of a manifest."""
@@ -28,6 +32,15 @@ def test_what_a_backward_pass_returns_and_what_may_differ(write_variant: WriteVa
     assert [each.returns for each in variants] == [("dq", "dk", "dv")] * 3
     assert [each.may_differ for each in variants] == [("dq",), ("dq", "dk", "dv"), ()]
     assert [each.deterministic for each in variants] == [False, False, True]
+
+
+def test_gradients_of_a_bias_and_a_sink_are_declared(write_variant: WriteVariant) -> None:
+    """A manifest adds those that the kernel gives, and each of them may differ from call to call."""
+    members = "variants:\n  one: {deterministic: {dsink: false}}\n  two: {returns: [dq, dk, dv, dbias]}\n"
+    text = f"{GRADIENTS}supports: {{sink: true, bias: true}}\nreturns: [dq, dk, dv, dsink]\n{members}"
+    variants = read(write_variant, text)
+    assert [each.returns for each in variants] == [("dq", "dk", "dv", "dsink"), ("dq", "dk", "dv", "dbias")]
+    assert [each.may_differ for each in variants] == [("dsink",), ()]
 
 
 def test_a_member_may_compute_gradients(write_variant: WriteVariant) -> None:
@@ -49,6 +62,10 @@ def test_a_member_may_compute_gradients(write_variant: WriteVariant) -> None:
             "unknown key 'backward' in supports; write `computes: gradients`",
         ),
         (f"grads: true\n{FUNCTION}", "unknown key 'grads' in the manifest; write `computes: gradients`"),
+        (
+            f"supports: {{dsink: true}}\n{FUNCTION}",
+            "unknown key 'dsink' in supports; write `computes: gradients`",
+        ),
         (f"supports: {{dlse: true}}\n{FUNCTION}", "supports.dlse is true, but computes is 'attention'; write"),
         (
             f"entry: {{target: 'entry:backward', call: {{{INPUTS}}}}}\n",
@@ -67,6 +84,26 @@ def test_a_member_may_compute_gradients(write_variant: WriteVariant) -> None:
         (
             f"computes: gradients\nentry: {{target: 'entry:backward', call: {{{INPUTS.replace('lse', 'dq')}}}}}\n",
             "entry.call does not pass 'lse'",
+        ),
+        (
+            f"{GRADIENTS}returns: [dq, dk, dv, dsink]\n",
+            "returns is [dq, dk, dv, dsink], but supports.sink is false; write `sink: true`, or drop dsink",
+        ),
+        (
+            f"{GRADIENTS}supports: {{sink: true, bias: true}}\nreturns: [dq, dk, dv, dsink, dbias]\n",
+            "write [dq, dk, dv], which dbias and dsink may follow, or drop returns",
+        ),
+        (
+            f"{FUNCTION}returns: [out, dsink]\n",
+            "returns is [out, dsink], but computes is 'attention'; write `computes: gradients`",
+        ),
+        (
+            f"{WITH_SINK}, dq, dk, dv]}}}}\nreturns: [dq, dk, dv, dsink]\n",
+            "entry.call names no 'dsink'; add it to arguments if the function writes it, or write `returns: [dq, dk, d",
+        ),
+        (
+            f"{WITH_SINK}, dq, dk, dv, dsink]}}}}\n",
+            "entry.call has 'dsink', but returns is [dq, dk, dv]; write `returns: [dq, dk, dv, dsink]` at the top",
         ),
         (f"{GRADIENTS}deterministic: {{out: false}}\n", "deterministic has 'out'; mine returns dq, dk, dv"),
         (f"{GRADIENTS}supports: {{dtype: [fp16, fp32]}}\n", "supports.dtype has 'fp32', but gradients are judged with"),

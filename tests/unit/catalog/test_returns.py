@@ -48,14 +48,17 @@ def test_places(write_variant: WriteVariant, call: str, places: tuple[int | None
     ("text", "problem"),
     [
         (f"{PYTHON}returns: [lse]\n", "returns is [lse]; allowed are [out] and [out, lse]"),
-        (f"{PYTHON}returns: [out, m]\n", "returns[1] is 'm'; allowed: out, lse, dq, dk, dv"),
+        (f"{PYTHON}returns: [out, m]\n", "returns[1] is 'm'; allowed: out, lse, dq, dk, dv, dbias, dsink"),
         (
             f"{PYTHON}returns: [dq, dk, dv]\n",
             "returns is [dq, dk, dv], but computes is 'attention'; write `computes: gradients`",
         ),
         (
             f"{PYTHON}computes: gradients\nreturns: [out, dq, dk, dv]\n",
-            "returns is [out, dq, dk, dv], but computes is 'gradients'; write [dq, dk, dv], or drop returns",
+            (
+                "returns is [out, dq, dk, dv], but computes is 'gradients'; write [dq, dk, dv], which dbias and dsink "
+                "may follow, or drop returns"
+            ),
         ),
         (
             f"{PYTHON}role: probe\ncomputes: scores\ncases: [b1h1s4d64-fp16]\nreturns: [out, lse]\n",

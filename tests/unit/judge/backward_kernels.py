@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import OF_PARTS
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.gpu.inputs import Inputs
-from pytest_fa.judge.gradients import OF_WORDS, Upstream
+from pytest_fa.judge.gradients import Upstream
 from pytest_fa.judge.truth import block_positions
 
 # Mostly a tensor, [batch, heads, ...] float32, with the heads of Q also for K and V.
@@ -48,6 +49,7 @@ GROUPED = ("b1h4s64d64-{}-kv2", "b1h4s300d64-{}-causal-kv2")
 CAPPED = ("b1h2s64d64-{}-cap2", "b1h2s300d64-{}-causal-cap2")
 SINKS = ("b1h6s64d64-{}-sink", "b1h6s300d64-{}-causal-sink")
 BIASED = ("b1h2s64d64-{}-biashq", "b1h2s300d64-{}-causal-biashq")
+SINK_OF_BATCHES = ("b2h6s64d64-{}-sink",)
 SHARED_BIAS = ("b2h2s64d64-{}-biashq", "b2h2s100d64-{}-causal-biashq")
 CAPPED_BIAS = ("b2h2s64d64-{}-cap2-biashq",)
 UNEQUAL = ("b1h2s77d64-{}-causal_br-sk300",)
@@ -83,7 +85,7 @@ class Call:
     @property
     def gradients(self) -> dict[str, torch.Tensor]:
         """What the kernel writes; dsink in float32."""
-        names = ["dq", "dk", "dv", *(name for word, name in OF_WORDS.items() if word in self.inputs.extra)]
+        names = ["dq", "dk", "dv", *(name for name, word in OF_PARTS.items() if word in self.inputs.extra)]
         return {name: getattr(self, name).to(torch.float32 if name == "dsink" else self.dtype) for name in names}
 
     def product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -129,7 +131,8 @@ STEPS: Mapping[str, Step] = {
     "dk": lambda call: call.of_keys(call.scale * call.product(call.rounded(call.ds_of_dk).mT, call.q)),
     "dv": lambda call: call.of_keys(call.product(call.rounded(call.p_of_dv).mT, call.dout)),
     "dbias": lambda call: call.ds_of_scores.sum_to_size(call.inputs.word("attn_bias").shape),
-    "p_of_sink": lambda call: (call.inputs.word("sink") - call.lse).exp(),
+    # -inf of a sink and of a row that sees nothing else have no difference
+    "p_of_sink": lambda call: (call.inputs.word("sink") - call.lse.clamp_min(-1e30)).exp(),
     "dsink": lambda call: (call.p_of_sink * (call.dlse - call.delta)).sum((0, 2), keepdim=True),
 }
 
@@ -258,6 +261,12 @@ WRONG = {
     "dbias of the first batch": wrong({"dbias": lambda c: c.ds_of_scores[:1]}, SHARED_BIAS),
     "dbias with the derivative of the cap": wrong({"dbias": lambda c: c.ds.sum(0, keepdim=True)}, CAPPED_BIAS),
     "dbias with the scale": wrong({"dbias": lambda c: c.scale * STEPS["dbias"](c)}, SHARED_BIAS),
+    "dbias transposed": wrong({"dbias": lambda c: STEPS["dbias"](c).mT}, SHARED_BIAS[:1]),
+    "dbias of the next head": wrong({"dbias": lambda c: STEPS["dbias"](c).roll(-1, 1)}, SHARED_BIAS),
+    "dsink of the next head": wrong(stepwise("dsink", lambda dsink: dsink.roll(-1, 1)), SINKS),
+    "dsink of the first batch": wrong(
+        {"dsink": lambda c: (c.p_of_sink * (c.dlse - c.delta))[:1].sum(2, keepdim=True)}, SINK_OF_BATCHES
+    ),
     "dsink without P": wrong({"p_of_sink": lambda c: torch.ones_like(c.lse)}, SINKS),
     "dsink from dL alone": wrong({"dsink": lambda c: (c.p_of_sink * c.dlse).sum((0, 2), keepdim=True)}, SINKS),
     "dsink lacks the last row": wrong(

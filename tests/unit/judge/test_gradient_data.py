@@ -25,6 +25,7 @@ HARD_SHAPES = (
     "b1h4s100d64-{}-causal-kv2",
     "b1h2s77d64-{}-causal_br-sk150",
     "b1h4s7d64-{}-causal",  # few rows
+    "b2h6s7d64-{}-kv2-biash-sink",
 )
 EACH_DTYPE = pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 

@@ -90,7 +90,8 @@ def dense(inputs: Inputs, upstream: Upstream) -> dict[str, torch.Tensor]:
     if (mask := inputs.word("attn_mask")) is not None:
         hidden = hidden | ~mask
     has_sink = "sink" in leaves
-    sink = leaves["sink"].clamp_min(-1e300) if has_sink else None  # autograd has NaN for -inf
+    of_base = math.log(2) if inputs.convention("sink") == "base2" else 1.0
+    sink = of_base * leaves["sink"].clamp_min(-1e300) if has_sink else None  # autograd has NaN for -inf
     lse = exact_lse(scores.masked_fill(hidden, -1e300), sink)
     is_seen = ~hidden.all(-1) | (leaves["sink"][..., 0] > -math.inf if has_sink else False)
     p = (scores - lse[..., None]).masked_fill(hidden, -math.inf).exp()
@@ -120,10 +121,14 @@ def test_gradients_are_those_of_autograd(shape: str) -> None:
     [
         ("b1h4s33d64-fp16-kv2-sk40", {"groups": "interleaved"}),
         ("b2h2s33d64-fp16-sk40-cap2-biashq", {"add": "before_cap"}),
+        ("b2h6s33d64-fp16-kv2-sk40-sink", {"sink": "base2"}),
     ],
 )
 def test_gradients_of_a_kernel_with_conventions(shape: str, convention: dict[str, str]) -> None:
-    """Key heads get the gradients of the query heads that read them, and a bias before the cap has its derivative."""
+    """Key heads get the gradients of the query heads that read them, and a bias before the cap has its derivative.
+
+    That of a sink in base 2 is by the sink as the call has it.
+    """
     inputs = make_inputs(parse_case(f"{shape}-seed0"), CPU, convention)
     upstream, expected = upstream_of(inputs), dense(inputs, upstream_of(inputs))
     for name, each in make_gradients(inputs, upstream).items():

@@ -29,6 +29,7 @@ def _reference() -> Variant:
         "b4h4s40d64-fp16-kv1-var3-sink-bshd-bwd-dlse-seed0",
         "b2h2s40d64-bf16-win10_0-biashq-maskbq-bwd-seed0",
         "b2h4s40d64-fp16-sk70-dv32-cap5-alibi-sink-bshd-bwd-seed0",
+        "b4h3s40d64-fp16-var2-biasbhq-bwd-seed0",
         "b1h2s4d64-fp16-sk0-bwd-seed0",
         "b1h2s4d64-fp16-kv1-sk0-bwd-dlse-seed0",
     ],
@@ -39,11 +40,24 @@ def test_judged_and_timed(reference: Variant, case: str) -> None:
     assert (result.outcome, result.message) == ("ok", "")
     assert result.check
     names = {bound.name.partition(" ")[0] for bound in result.check.bounds}
-    assert names == ({"dq"} if "-sk0-" in case else {"dq", "dk", "dv"})
+    of_parts = {f"d{part}" for part in ("bias", "sink") if f"-{part}" in case}
+    assert names == ({"dq"} if "-sk0-" in case else {"dq", "dk", "dv"}) | of_parts
 
 
 @pytest.mark.parametrize("name", ["new_shape", "new_lengths", "different_strides", "expanded_heads"])
 def test_properties(reference: Variant, name: str) -> None:
     """Calls on memory that a property has changed have the results of their own forward pass."""
     result = run_case(cpu_job(reference, case_of_property(reference, name).id, property_name=name))
+    assert (result.outcome, result.message) == ("ok", "")
+
+
+OF_PARTS = ("b2h3s40d64-fp16-biashq-sink-bwd-dlse-seed0", "b2h3s40d64-fp16-sk50-cap2-biasbq-bwd-seed0")
+MOVED = ("new_shape", "new_data", "padded_rows", "offset_pointers", "head_independence")
+
+
+@pytest.mark.parametrize("case", OF_PARTS, ids=["bias of heads, sink", "bias of batches"])
+@pytest.mark.parametrize("name", [*MOVED, "batch_invariance", "position_invariance"])
+def test_properties_with_a_bias_and_a_sink(reference: Variant, name: str, case: str) -> None:
+    """Their gradients have shapes of their own, and sums over batches or heads are judged where they are sums."""
+    result = run_case(cpu_job(reference, case, property_name=name))
     assert (result.outcome, result.message) == ("ok", "")

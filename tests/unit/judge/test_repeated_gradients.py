@@ -93,6 +93,35 @@ def test_a_gradient_that_may_differ_must_be_right(judged: Judge, line: str, mess
     assert result.message.endswith(" in a repeat")
 
 
+OF_SINK = """\
+    lse = lse.clamp_min(-1e30)
+    dsink.copy_(-(torch.exp(sink[:, None, None] - lse[..., None]) * (dout * out).sum(-1, keepdim=True)).sum((0, 2, 3)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ("true", "the dsink of 3 of 12 repeats differs from the first call bit by bit"),
+        ("{dq: false}", "the dsink of 3 of 12 repeats differs from the first call bit by bit"),
+        ("{dsink: false}", ""),
+    ],
+)
+def test_the_gradient_of_a_sink_is_repeated(
+    write_variant: WriteVariant, tmp_path: Path, declared: str, message: str
+) -> None:
+    """It is compared bit by bit unless the manifest says that it may differ."""
+    keys = KEYS.replace("causal: [none]", "causal: [none], sink: true") % declared + "returns: [dq, dk, dv, dsink]\n"
+    source = SOURCE.replace("dq, dk, dv)", "dq, dk, dv, sink, dsink)", 1) % "dsink.view(torch.int32)[0] ^= 1"
+    source = source.replace("    if CALLS", f"{OF_SINK}    if CALLS")
+    folder = write_variant("mine", manifest=MANIFEST + keys, **{"entry.py": source})
+    (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+    result = run_case(cpu_job(variant, "b1h2s32d64-fp16-sink-bwd-seed0", repeats=12))
+    assert result.message == message
+    assert result.repeats
+    assert result.repeats.gradients_differing == {"dk": 0, "dv": 0, "dsink": 3}
+
+
 def test_dk_that_may_differ_must_be_right(judged: Judge) -> None:
     """So is each further gradient."""
     result = judged("{dk: false}", "dk[0, 1, 5] *= 2")

@@ -11,16 +11,23 @@ import torch
 
 TILE = 64  # keys of a block
 LARGEST_DP = 200.0  # of a kernel that clamps dP: 25 times its standard deviation with head_dim 64
+LOWEST = -1e30  # in place of the log-sum-exp of a query that sees nothing
 FAULTY_HEADS = 2  # with which one of them shows; no property uses two heads
 CALLS = {"dq_flickers": 0}
 KEPT = {}  # gradients by shape
 
 
-def backward(dout, q, k, v, out, lse, *, dq, dk, dv, FAULT="NONE", **words):
+def backward(dout, q, k, v, out, lse, *, dq, dk, dv, dbias=None, dsink=None, FAULT="NONE", **words):
     """Write the gradients; `words` are those of `differentiate`."""
-    gradients = differentiate(dout, q, k, v, out, lse, FAULT=FAULT, **words)
+    *gradients, of_scores, of_sink = differentiate(dout, q, k, v, out, lse, FAULT=FAULT, **words)
     if FAULT == "kept_by_shape":
         gradients = KEPT.setdefault((q.shape, k.shape, v.shape), gradients)
+    if dbias is not None:
+        of_scores = words["scale"] * of_scores if FAULT == "dbias_scaled" else of_scores
+        dbias.copy_((of_scores[:1] if FAULT == "dbias_of_first_batch" else of_scores).sum_to_size(dbias.shape))
+    if dsink is not None:
+        of_sink = (of_sink[:1] if FAULT == "dsink_of_first_batch" else of_sink).sum((0, 2, 3))
+        dsink.copy_(of_sink.roll(-1) if FAULT == "dsink_of_next_head" else of_sink)
     lengths = [words.get(name) for name in ("seqlens_q", "seqlens_k", "seqlens_k")]
     if FAULT == "dk_zeroes_padding":
         lengths[1] = None
@@ -52,9 +59,14 @@ def differentiate(
     dlse=None,  # [batch, heads, seq_q]
     seqlens_q=None,  # [batch]
     seqlens_k=None,
+    attn_bias=None,  # [batch, heads, seq_q, seq_k]
+    sink=None,  # [heads]
     FAULT="NONE",
 ):
-    """Return dq, dk and dv in float32; padding, which may hold NaN, counts as zero."""
+    """Return dq, dk, dv and dS in float32, and what each query adds to dsink, [batch, heads, seq_q, 1] or None.
+
+    Padding, which may hold NaN, counts as zero.
+    """
     group, seq_k = q.shape[1] // k.shape[1], k.shape[2]
     own_q, own_k = (
         torch.ones_like(each[:1, :1, :, :1], dtype=torch.bool) if lengths is None else is_row(lengths, each)
@@ -68,7 +80,8 @@ def differentiate(
     if softcap:
         tanh = torch.tanh(s / softcap)
         s, slope = softcap * tanh, 1.0 if FAULT == "cap_slope_missing" else 1 - tanh * tanh
-    hidden = ~own_q | ~own_k.mT | is_masked(causal, q, k, seqlens_q, seqlens_k)
+    s = s if attn_bias is None else s + attn_bias.float()
+    hidden = ~own_q | ~own_k.mT | (s == -math.inf) | is_masked(causal, q, k, seqlens_q, seqlens_k)
     p = torch.exp2(s - lse) if FAULT == "lse_in_base_2" else torch.exp(s - lse)
     p = p.masked_fill(hidden, 0.0)
 
@@ -82,7 +95,8 @@ def differentiate(
         delta = delta.roll(-1, 2)
     if dlse is not None and FAULT != "dlse_ignored":
         delta = delta - dlse[..., None]
-    ds = p * (dp - delta) * slope
+    of_scores = p.where(hidden, p * (dp - delta))  # 0 if hidden
+    ds = of_scores * slope
     if FAULT == "ds_one_key_too_wide":
         wider = hidden & is_masked(causal, q, k, seqlens_q, seqlens_k, shift=1)
         ds = torch.exp(s - lse).masked_fill(wider, 0.0) * (dp - delta) * slope
@@ -93,7 +107,8 @@ def differentiate(
     if FAULT == "dv_unnormalised":
         p = torch.exp(s - s.masked_fill(hidden, -math.inf).amax(-1, keepdim=True)).masked_fill(hidden, 0.0)
     dk, dv = (each.unflatten(1, (-1, group)) for each in (dk, p.mT @ dout))
-    return dq, dk[:, :, -1] if FAULT == "dk_of_last_head" else dk.sum(2), dv.sum(2)
+    of_sink = None if sink is None else -delta * torch.exp(sink.view(-1, 1, 1) - lse.clamp_min(LOWEST))
+    return dq, dk[:, :, -1] if FAULT == "dk_of_last_head" else dk.sum(2), dv.sum(2), of_scores, of_sink
 
 
 def is_masked(causal, q, k, seqlens_q, seqlens_k, shift=0):
