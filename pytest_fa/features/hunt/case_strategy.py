@@ -29,7 +29,9 @@ MOST_PRODUCTS: dict[Device, int] = {"cpu": 2**23, "cuda": 2**28}  # multiplicati
 ONE_IN = 4  # examples, on which a property is tested; the output of the others is judged
 
 Draw = Callable[["st.SearchStrategy[Any]"], Any]
-Change = tuple[int, Part, object, Mapping[str, Any]]  # the place of a part, the part, its value, and the fields for it
+PartChange = tuple[
+    int, Part, object, Mapping[str, Any]
+]  # the place of a part, the part, its value, and the fields for it
 
 
 def examples_of(variant: Variant, device: Device, dtypes: tuple[str, ...] = ()) -> st.SearchStrategy[Example]:
@@ -88,14 +90,14 @@ def _near_end(tiles: int, more: int) -> int:
     return tiles * TILE + more
 
 
-def _changes(variant: Variant, varied: list[Part]) -> Callable[[int], st.SearchStrategy[list[Change]]]:
+def _changes(variant: Variant, varied: list[Part]) -> Callable[[int], st.SearchStrategy[list[PartChange]]]:
     """A function of the number of heads: a few parts with values that are not plain.
 
     Each is drawn whole, so that shrinking can leave it out.
     """
 
     @st.composite
-    def change(draw: Draw, heads: int) -> Change:
+    def change(draw: Draw, heads: int) -> PartChange:
         place = draw(st.integers(0, len(varied) - 1))
         part = varied[place]
         claim = draw(st.sampled_from(part.hunted_claims(variant.supports)[1:]))
@@ -105,11 +107,11 @@ def _changes(variant: Variant, varied: list[Part]) -> Callable[[int], st.SearchS
     return lambda heads: st.lists(change(heads), unique_by=_place_of, max_size=most)
 
 
-def _place_of(change: Change) -> int:
+def _place_of(change: PartChange) -> int:
     return change[0]
 
 
-def _with_part(case: Case, change: Change, varied: list[Part], variant: Variant) -> Case:
+def _with_part(case: Case, change: PartChange, varied: list[Part], variant: Variant) -> Case:
     """The case with another value of a part, and of one more part if that needs it; unchanged if none helps."""
     _, part, claim, fields = change
     further = (

@@ -6,13 +6,13 @@ import shlex
 
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.hunt.hunted import Find
-from pytest_fa.features.hunt.hunting import Fault
+from pytest_fa.features.hunt.hunting import FoundFault
 from pytest_fa.features.hunt.ledger import Ledger
 from pytest_fa.options.options import Options
 from pytest_fa.session.rerun import rerun_command
 
 
-def find_of(fault: Fault, options: Options, variant: Variant, ledger: Ledger) -> Find:
+def find_of(fault: FoundFault, options: Options, variant: Variant, ledger: Ledger) -> Find:
     """The fault of a hunt, in words."""
     record, example = fault.verdict.record, fault.example
     assert record  # noqa: S101  # a fault has a record

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.hunt.example import Example
-from pytest_fa.features.hunt.judged import Bench, Judgements, Verdict
+from pytest_fa.features.hunt.judged import ExampleBench, ExampleVerdict, Judgements
 from pytest_fa.features.hunt.optional_hypothesis import HealthCheck, NoSuchExample, Phase, find, settings, st
-from pytest_fa.features.hunt.what_matters import Rule, names_of, what_matters
+from pytest_fa.features.hunt.what_matters import Need, names_of, what_matters
 from pytest_fa.records.outcome import Outcome
 
 ROUND = 10  # random examples of one search; after the tenth, Hypothesis makes others like those before
@@ -27,7 +27,7 @@ LEAST_REPEATS, MOST_REPEATS = 20, 200  # of each example while a fault is shrunk
 ENOUGH_FAILURES = 3  # expected in the repeats of an example that has the fault
 
 
-class Fault(NamedTuple):
+class FoundFault(NamedTuple):
     """One fault: the example with which it was found, the smallest one, its verdict, and what it needs.
 
     `failed` of `judged` judgements of the smallest example failed.  It was found with judgement number `after` of the
@@ -36,8 +36,8 @@ class Fault(NamedTuple):
 
     first: Example
     example: Example
-    verdict: Verdict
-    rules: tuple[Rule, ...]
+    verdict: ExampleVerdict
+    rules: tuple[Need, ...]
     failed: int
     judged: int
     after: int
@@ -61,7 +61,7 @@ class _Search(NamedTuple):
 class Hunted(NamedTuple):
     """The result of a hunt."""
 
-    faults: tuple[Fault, ...]
+    faults: tuple[FoundFault, ...]
     judged: int
     refused: int
     seconds: float
@@ -69,14 +69,14 @@ class Hunted(NamedTuple):
 
 
 def hunt(  # noqa: PLR0913  # what a hunt is asked, and where it tells what it finds
-    bench: Bench,
+    bench: ExampleBench,
     variant: Variant,
     strategy: st.SearchStrategy[Example],
     *,
     seconds: float,
     seed: int,
     known: Iterable[Example] = (),
-    found: Callable[[Fault], object] = lambda _: None,
+    found: Callable[[FoundFault], object] = lambda _: None,
     right: Callable[[Example], object] = lambda _: None,
     most_faults: int = MOST_FAULTS,
 ) -> Hunted:
@@ -85,9 +85,9 @@ def hunt(  # noqa: PLR0913  # what a hunt is asked, and where it tells what it f
     `found` is called with each fault, and `right` with each of the known examples that no longer fails.
     """
     start = time.monotonic()
-    judgements, faults, number = Judgements(bench, start + seconds), list[Fault](), 0
+    judgements, faults, number = Judgements(bench, start + seconds), list[FoundFault](), 0
 
-    def note(fault: Fault) -> None:
+    def note(fault: FoundFault) -> None:
         faults.append(fault)
         found(fault)
 
@@ -108,14 +108,14 @@ def hunt(  # noqa: PLR0913  # what a hunt is asked, and where it tells what it f
     return Hunted(tuple(faults), judgements.judged, judgements.refused, spent, judgements.seconds)
 
 
-def judge_again(bench: Bench, examples: Iterable[Example]) -> Hunted:
+def judge_again(bench: ExampleBench, examples: Iterable[Example]) -> Hunted:
     """Judge these examples alone, thoroughly."""
-    start, faults, judgements = time.monotonic(), list[Fault](), Judgements(bench, math.inf)
+    start, faults, judgements = time.monotonic(), list[FoundFault](), Judgements(bench, math.inf)
     for example in examples:
         verdict = bench.judge_thoroughly(example)
         judgements.judged += 1
         if verdict.failed:
-            faults.append(Fault(example, example, verdict, (), 1, 1, judgements.judged, 0))
+            faults.append(FoundFault(example, example, verdict, (), 1, 1, judgements.judged, 0))
     seconds = time.monotonic() - start
     return Hunted(tuple(faults), judgements.judged, 0, seconds, seconds)
 
@@ -171,7 +171,7 @@ def _shrunk(
     return _Search(first, smallest, before, judgements.judged - before)
 
 
-def _explained(search: _Search, judgements: Judgements, bench: Bench, variant: Variant) -> Fault:
+def _explained(search: _Search, judgements: Judgements, bench: ExampleBench, variant: Variant) -> FoundFault:
     """The fault of the smallest example: judged thoroughly, its rate, and what matters.
 
     An example that ends its process is not judged again, and after a hang no other one is.
@@ -194,7 +194,7 @@ def _explained(search: _Search, judgements: Judgements, bench: Bench, variant: V
 
     rules = what_matters(smallest, variant, fails) if judgements.deadline else names_of(smallest)
     judgements.deadline, judgements.repeats = deadline, 1
-    return Fault(first, smallest, verdict, rules, failed, judged, after, shrinking, note)
+    return FoundFault(first, smallest, verdict, rules, failed, judged, after, shrinking, note)
 
 
 def _repeats(failed: int) -> int:

@@ -15,7 +15,7 @@ from pytest_fa.records.record import Record
 NEVER_REPEATED = (Outcome.HUNG, Outcome.CRASHED, Outcome.DEVICE_ERROR)
 
 
-class Verdict(NamedTuple):
+class ExampleVerdict(NamedTuple):
     """The record of an example that was judged; None if the variant refused it, as it may."""
 
     record: Record | None
@@ -36,13 +36,13 @@ class Verdict(NamedTuple):
         return self.outcome in NEVER_REPEATED
 
 
-class Bench(Protocol):
+class ExampleBench(Protocol):
     """Judges examples of one variant."""
 
-    def judge(self, example: Example) -> Verdict:
+    def judge(self, example: Example) -> ExampleVerdict:
         """Judge an example with a few calls."""
 
-    def judge_thoroughly(self, example: Example) -> Verdict:
+    def judge_thoroughly(self, example: Example) -> ExampleVerdict:
         """Judge an example with as many calls as the suites make."""
 
     def is_usable(self, example: Example) -> bool:
@@ -55,9 +55,9 @@ class Judgements:
     With `repeats` above 1, an example fails if one of so many judgements does.
     """
 
-    def __init__(self, bench: Bench, deadline: float) -> None:
+    def __init__(self, bench: ExampleBench, deadline: float) -> None:
         self._bench, self.deadline, self.repeats = bench, deadline, 1
-        self._known: dict[Example, Verdict] = {}
+        self._known: dict[Example, ExampleVerdict] = {}
         self.judged = self.refused = 0
         self.seconds = 0.0
 
@@ -66,12 +66,12 @@ class Judgements:
         """Whether no time is left."""
         return time.monotonic() >= self.deadline
 
-    def of(self, example: Example) -> Verdict:
+    def of(self, example: Example) -> ExampleVerdict:
         """The verdict on an example, as it was, or of now."""
         if example in self._known:
             return self._known[example]
         if self.is_over:
-            return Verdict(None)
+            return ExampleVerdict(None)
         verdict = self.new(example)
         for _ in range(self.repeats - 1):
             if verdict.failed or self.is_over:
@@ -80,7 +80,7 @@ class Judgements:
         self._known[example] = verdict
         return verdict
 
-    def new(self, example: Example) -> Verdict:
+    def new(self, example: Example) -> ExampleVerdict:
         """A further verdict on an example."""
         start = time.monotonic()
         verdict = self._bench.judge(example)

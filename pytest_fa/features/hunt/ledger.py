@@ -26,7 +26,7 @@ NOT_REPORTED = "not reported as far as we know"
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One known fault.
 
     `variant` is a name or a glob, and `example` the smallest example that fails with `outcome`.  `pattern` is a glob of
@@ -81,12 +81,12 @@ class Ledger:
         )
 
 
-def read_ledger(path: Path) -> tuple[Entry, ...]:
+def read_ledger(path: Path) -> tuple[KnownFault, ...]:
     """The entries of a file; none if it is absent.  Raises `UsageProblem` for a file that cannot be read."""
     if not path.exists():
         return ()
     try:
-        entries = msgspec.convert(load_yaml(path), tuple[Entry, ...])
+        entries = msgspec.convert(load_yaml(path), tuple[KnownFault, ...])
         for entry in entries:
             read_example(entry.example)
             for versions in entry.versions.values():

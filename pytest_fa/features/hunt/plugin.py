@@ -18,7 +18,6 @@ OPTIONS = (
         "judge random cases of what these variants claim, and shrink one that fails to its smallest form",
         "NAME[,NAME...]",
         why_once="it builds and checks, and hunts nothing",
-        everyday=True,
         not_with=(
             ("--fa-variant", "a hunt names its variants"),
             ("--fa-case", "a hunt chooses its cases; --fa-hunt-again judges one that it found"),

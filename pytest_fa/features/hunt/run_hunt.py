@@ -13,7 +13,7 @@ from pytest_fa.features.hunt.case_strategy import examples_of
 from pytest_fa.features.hunt.example import Example, read_example
 from pytest_fa.features.hunt.find_text import find_of
 from pytest_fa.features.hunt.hunted import Hunt
-from pytest_fa.features.hunt.hunting import Fault, Hunted, hunt, judge_again
+from pytest_fa.features.hunt.hunting import FoundFault, Hunted, hunt, judge_again
 from pytest_fa.features.hunt.kept_examples import KeptExamples
 from pytest_fa.features.hunt.ledger import Ledger
 from pytest_fa.features.hunt.plugin import HuntOptions
@@ -50,7 +50,7 @@ def run_hunt(fa_run: FaRun, variant: Variant, hunter: int) -> Record:
     ledger = Ledger(session.options.kernels, variant.name, device_of(variant))
     kept, right = KeptExamples(session.options.cache, variant.name), list[Example]()
 
-    def found(fault: Fault) -> None:
+    def found(fault: FoundFault) -> None:
         kept.add(fault.example)
         say(f"{variant.name}: a fault: {fault.example}")
 

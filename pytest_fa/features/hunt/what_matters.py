@@ -25,14 +25,14 @@ SEEDS = (0, 1, 2)
 NAMES = {"seq_q": "S_q", "seq_k": "S_k", "head_dim": "D", "batch": "B", "heads": "H"}
 
 
-class Rule(NamedTuple):
+class Need(NamedTuple):
     """One thing that a fault needs, in words, and which examples have it."""
 
     words: str
     holds: Callable[[Example], bool]
 
 
-def what_matters(example: Example, variant: Variant, fails: Fails) -> tuple[Rule, ...]:
+def what_matters(example: Example, variant: Variant, fails: Fails) -> tuple[Need, ...]:
     """The rules that the failing examples near this one have in common.  Each further one is judged by `fails`."""
     lengths = _tried_lengths(example, fails)
     rules = [
@@ -48,18 +48,18 @@ def what_matters(example: Example, variant: Variant, fails: Fails) -> tuple[Rule
     return tuple(rule for rule in rules if rule)
 
 
-def names_of(example: Example) -> tuple[Rule, ...]:
+def names_of(example: Example) -> tuple[Need, ...]:
     """A rule for each text of the id, and for the property: what may matter if nothing else can be judged."""
     rules = [_rule_of_text(token, example.case) for token in _tokens(example.case)]
     return (*rules, *([_rule_of_property(example.property_name)] if example.property_name else []))
 
 
-def _rule_of_text(token: Token, case: Case) -> Rule:
-    return Rule(f"-{case.text_of(token)}", lambda other: bool(other.case.text_of(token)))
+def _rule_of_text(token: Token, case: Case) -> Need:
+    return Need(f"-{case.text_of(token)}", lambda other: bool(other.case.text_of(token)))
 
 
-def _rule_of_property(name: str) -> Rule:
-    return Rule(f"property {name}", lambda other: other.property_name == name)
+def _rule_of_property(name: str) -> Need:
+    return Need(f"property {name}", lambda other: other.property_name == name)
 
 
 def _tokens(case: Case) -> list[Token]:
@@ -78,14 +78,14 @@ def _with(example: Example, fields: Mapping[str, Any]) -> Example:
     return example._replace(case=case.with_fields(changes))
 
 
-def _property_rule(example: Example, fails: Fails) -> Rule | None:
+def _property_rule(example: Example, fails: Fails) -> Need | None:
     name = example.property_name
     if not name or fails(example._replace(property_name="")) is not False:
         return None
     return _rule_of_property(name)
 
 
-def _text_rule(example: Example, token: Token, fails: Fails) -> Rule | None:
+def _text_rule(example: Example, token: Token, fails: Fails) -> Need | None:
     """Whether a text of the id matters."""
     plain = token.plain(example.case) if token.field in Case.__struct_fields__ else None
     if fails(_with(example, {token.field: plain})) is not False:
@@ -93,12 +93,12 @@ def _text_rule(example: Example, token: Token, fails: Fails) -> Rule | None:
     return _rule_of_text(token, example.case)
 
 
-def _choice_rule(example: Example, field: str, values: Iterable[Any], fails: Fails) -> Rule | None:
+def _choice_rule(example: Example, field: str, values: Iterable[Any], fails: Fails) -> Need | None:
     own = example.case.value_of(field)
     failing = {own} | {value for value in values if value != own and fails(_with(example, {field: value}))}
     if all(value in failing for value in values):
         return None
-    return Rule(
+    return Need(
         f"{field} {' or '.join(map(str, sorted(failing)))}", lambda other: other.case.value_of(field) in failing
     )
 
@@ -110,7 +110,7 @@ def _head_dims(variant: Variant, case: Case) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*near, *sizes[:1], *sizes[-1:])))
 
 
-def _size_rule(example: Example, field: str, values: Iterable[int], fails: Fails) -> Rule | None:
+def _size_rule(example: Example, field: str, values: Iterable[int], fails: Fails) -> Need | None:
     """The rule of a size that matters alone."""
     own = example.case.value_of(field)
     tried: dict[int, bool] = {own: True}
@@ -121,18 +121,18 @@ def _size_rule(example: Example, field: str, values: Iterable[int], fails: Fails
     return _rule_of(field, own, tried)
 
 
-def _rule_of(field: str, own: int, tried: Mapping[int, bool]) -> Rule | None:
+def _rule_of(field: str, own: int, tried: Mapping[int, bool]) -> Need | None:
     """The first form of rule that fits what failed."""
     if all(tried.values()):
         return None
     name = NAMES.get(field, field)
     for words, holds in _forms(name, own, tried):
         if all(holds(value) == failed for value, failed in tried.items()):
-            return Rule(words, lambda other, holds=holds: holds(other.case.value_of(field)))  # type: ignore[misc]
+            return Need(words, lambda other, holds=holds: holds(other.case.value_of(field)))  # type: ignore[misc]
     failing = sorted(value for value, failed in tried.items() if failed)
     right = sorted(value for value, failed in tried.items() if not failed)
     words = f"{name} = {_listed(failing)} (right: {_listed(right)})"
-    return Rule(words, lambda other: other.case.value_of(field) in failing)
+    return Need(words, lambda other: other.case.value_of(field) in failing)
 
 
 def _forms(name: str, own: int, tried: Mapping[int, bool]) -> Iterator[tuple[str, Callable[[int], bool]]]:
@@ -158,7 +158,7 @@ def _is_no_multiple(modulus: int, least: int, value: int) -> bool:
     return value >= least and value % modulus != 0
 
 
-def _tried_lengths(example: Example, fails: Fails) -> Iterator[Rule]:
+def _tried_lengths(example: Example, fails: Fails) -> Iterator[Need]:
     """The rules of both lengths: one between them, or one of each."""
     case, tried = example.case, {(example.case.seq_q, example.case.seq_k): True}
     for field in ("seq_q", "seq_k"):
@@ -172,7 +172,7 @@ def _tried_lengths(example: Example, fails: Fails) -> Iterator[Rule]:
         return
     for words, holds in PAIRS.items():
         if all(holds(*pair) == failed for pair, failed in tried.items()):
-            yield Rule(words, lambda other, holds=holds: holds(other.case.seq_q, other.case.seq_k))  # type: ignore[misc]
+            yield Need(words, lambda other, holds=holds: holds(other.case.seq_q, other.case.seq_k))  # type: ignore[misc]
             return
     of_q = {q: failed for (q, k), failed in tried.items() if k == case.seq_k}
     of_k = {k: failed for (q, k), failed in tried.items() if q == case.seq_q}
@@ -192,7 +192,7 @@ PAIRS: Mapping[str, Callable[[int, int], bool]] = {
 }
 
 
-def _seed_rule(example: Example, fails: Fails) -> Rule | None:
+def _seed_rule(example: Example, fails: Fails) -> Need | None:
     """Whether the fault shows only with some data."""
     own = example.case.seed
     others = [example._replace(case=example.case.with_seed(seed)) for seed in (*SEEDS, own + 1) if seed != own]
@@ -200,7 +200,7 @@ def _seed_rule(example: Example, fails: Fails) -> Rule | None:
     if all(results):
         return None
     words = f"the data: {1 + sum(results)} of {1 + len(results)} seeds fail"
-    return Rule(words, lambda _: True)
+    return Need(words, lambda _: True)
 
 
 def _listed(values: list[int]) -> str:

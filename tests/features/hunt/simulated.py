@@ -12,7 +12,7 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.hunt.case_strategy import is_usable
 from pytest_fa.features.hunt.example import Example, can_test
-from pytest_fa.features.hunt.judged import Verdict
+from pytest_fa.features.hunt.judged import ExampleVerdict
 from pytest_fa.records.outcome import Outcome
 from tests.factories import record
 
@@ -32,10 +32,10 @@ class SimulatedBench:
     def __init__(self, variant: Variant, outcome_of: OutcomeOf) -> None:
         self._variant, self._outcome_of, self.calls = variant, outcome_of, Counter[Example]()
 
-    def judge(self, example: Example) -> Verdict:
+    def judge(self, example: Example) -> ExampleVerdict:
         """The outcome of an example."""
         self.calls[example] += 1
-        return Verdict(record(case=example.case.id, outcome=self._outcome_of(example)))
+        return ExampleVerdict(record(case=example.case.id, outcome=self._outcome_of(example)))
 
     judge_thoroughly = judge
 

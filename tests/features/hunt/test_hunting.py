@@ -10,7 +10,7 @@ pytest.importorskip("hypothesis")
 
 from pytest_fa.features.hunt.case_strategy import examples_of
 from pytest_fa.features.hunt.example import Example, read_example
-from pytest_fa.features.hunt.hunting import Fault, Hunted, hunt
+from pytest_fa.features.hunt.hunting import FoundFault, Hunted, hunt
 from pytest_fa.records.outcome import Outcome
 from tests.features.hunt.simulated import OutcomeOf, SimulatedBench, known_variant
 
@@ -29,7 +29,7 @@ def hunted_by(bench: SimulatedBench, most_faults: int = 1, seconds: float = 60.0
     return hunt(bench, REFERENCE, STRATEGY, **arguments)  # type: ignore[arg-type]  # as asked
 
 
-def first_fault(outcome_of: OutcomeOf) -> Fault:
+def first_fault(outcome_of: OutcomeOf) -> FoundFault:
     """The first fault of a simulated kernel."""
     (fault,) = hunted_by(SimulatedBench(REFERENCE, outcome_of)).faults
     return fault

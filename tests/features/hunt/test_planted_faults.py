@@ -18,7 +18,7 @@ from pytest_fa.features.api.functions import start
 from pytest_fa.features.api.kept_workers import open_session
 from pytest_fa.features.hunt.bench import RunBench
 from pytest_fa.features.hunt.case_strategy import examples_of
-from pytest_fa.features.hunt.hunting import Fault, hunt
+from pytest_fa.features.hunt.hunting import FoundFault, hunt
 from pytest_fa.features.hunt.plugin import REPEATS
 from pytest_fa.session.run_plan import RunPlan
 
@@ -39,7 +39,7 @@ def planted() -> Iterator[Variant]:
             yield variant
 
 
-def first_fault(variant: Variant, seed: int) -> Fault | None:
+def first_fault(variant: Variant, seed: int) -> FoundFault | None:
     """The first fault that a hunt of a variant finds."""
     settings = Settings(kernels=SELFTEST)
     options = settings.options(variants=(variant.name,), soak=REPEATS, timing=False)
