@@ -27,6 +27,7 @@ OF_KEYS = {"dk": "k", "dv": "v"}  # gradients with a row for each key
 LIKE = {**OF_KEYS, **OF_PARTS}  # the tensor whose shape a gradient has, besides dq
 DOUT, OUT, LSE, DLSE = "dout", "forward_out", "forward_lse", "dlse"
 RESULTS = (OUT, LSE)  # of the forward pass: the judge computes them
+OWN_OUT: Any = "own_out"  # among the roundings of a reference: delta is that of an output of the kernel's own
 # The words of a manifest, in the order in which a function gets them, each with the name inside this package.
 ARGUMENTS = {"dout": DOUT, "q": "q", "k": "k", "v": "v", "out": OUT, "lse": LSE}
 DTYPES = ("fp16", "bf16")

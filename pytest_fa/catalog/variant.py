@@ -281,6 +281,11 @@ class Variant(msgspec.Struct, frozen=True):
         return not self.may_differ
 
     @property
+    def reference_rounds(self) -> tuple[Rounding, ...]:
+        """The roundings of the same-precision reference: those declared, and by autograd those of an own output."""
+        return (*self.rounds, backward.OWN_OUT) if self.entry.autograd else self.rounds
+
+    @property
     def passed(self) -> tuple[str, ...]:
         """The keywords besides those of every call that a function without `entry.call` gets."""
         outputs = () if self.entry.autograd else self.returns  # autograd cannot see what is written into a buffer

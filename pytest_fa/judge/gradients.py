@@ -16,6 +16,7 @@ Each gradient is compared as an output is (`policies.same_precision`), with what
 - A row may have 6 times its expected error (`row_factor`).  Simulated right kernels use 0.4 of that at most.
 - Where dP and delta cancel to nothing, the error of their float32 sums and of exp(S - L) remains (`row_noise`).
 - Few numbers may make up a gradient, which the reference may round well by chance (`policies.same_precision`).
+- By autograd, a kernel takes delta from an output of its own, whose roundings are others (`OWN_OUT`).
 - In a row of small numbers, P and dS are rounded to multiples of the smallest number of the dtype (`row_lost`).
 
 Right kernels use at most 0.9 of any bound, also on hard data (`gradient_data`).  Wrong ones use 1.9 (dQ summed in 16
@@ -31,7 +32,7 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.backward import DLSE, DOUT, OF_PARTS, OUT
+from pytest_fa.attention.backward import DLSE, DOUT, OF_PARTS, OUT, OWN_OUT
 from pytest_fa.attention.grouped_heads import key_heads
 from pytest_fa.attention.lse import exact_lse, finite
 from pytest_fa.attention.mistake import Positions
@@ -256,12 +257,15 @@ def _block_of(inputs: Inputs, given: Given, operands: Operands, rows: slice) -> 
         less_delta.lost,
     )
     dtype = inputs.output_dtype
+    of_out = _norm(dout * (torch.finfo(dtype).eps / 2 * out.abs()).clamp_min(LOST[dtype]))  # its roundings
+    if OWN_OUT in inputs.rounds:  # also those of P in it, which are alike in all elements if one key has the weight
+        of_own = of_out.hypot(torch.finfo(dtype).eps / 2 * (weights.exact * dp).sum(-1, keepdim=True).abs())
+        changes = changes._replace(noise=changes.noise.hypot(of_own))
     stored = weights.in_dtype(dtype)
     ds = changes.weighted(weights._replace(lost=stored.lost))
     ds0 = ds.weighted(_of_slope(slope)) if inputs.word("softcap") else ds
     ds0 = ds0.in_dtype(dtype, max(1.0, 1 / abs(inputs.scale or SMALLEST)))  # also if it is scaled before
     if of_sink is not None:
-        of_out = _norm(dout * (torch.finfo(dtype).eps / 2 * out.abs()).clamp_min(LOST[dtype]))  # its roundings
         of_sink = less_delta._replace(noise=less_delta.noise.hypot(of_out)).weighted(of_sink)
         of_sink = of_sink._replace(noise=of_sink.noise.clamp_min(SMALLEST))
     return Block(q, dout, stored, ds, ds0, of_sink)

@@ -242,7 +242,7 @@ def _check_sanity(job: CaseJob, launch: CheckedLaunch, first: Output, findings: 
     findings.memory = launch.memory()  # not of the first call, which may also take what is kept for all calls
     stages.announce_work()
     data, truths = launch.original_inputs, findings.truths
-    own_truth, rounds = job.variant.own_truth, job.variant.rounds
+    own_truth, rounds = job.variant.own_truth, job.variant.reference_rounds
     findings.truth = truths.truth_of(job.case.computes, data, rounds, job.policy, own_truth)
     findings.more_truths = truths.more_truths_of(findings.more, data, job.variant, job.policy)
     findings.check = _check_of_output(findings, job.policy)
@@ -395,7 +395,7 @@ def _diagnose(job: CaseJob, findings: Findings, inputs: Inputs) -> Diagnosis:
     try:
         if job.case.computes == "gradients":
             return Diagnosis((), _cause_of_gradients(findings, inputs), (), "")
-        repeats, rounds = findings.repeats, job.variant.rounds
+        repeats, rounds = findings.repeats, job.variant.reference_rounds
         cross_checks = findings.truths.cross_checks(job.cross_checks, inputs, truth, rounds, job.policy)
         state = ""
         if repeats and repeats.later_agree and findings.farthest and job.variant.deterministic:

@@ -200,7 +200,9 @@ class PropertySubject:
 
     def _truth_of(self, inputs: Inputs) -> Truth:
         variant = self.variant
-        return self._truths.truth_of(self.computes, _judged(inputs), variant.rounds, self._policy, variant.own_truth)
+        return self._truths.truth_of(
+            self.computes, _judged(inputs), variant.reference_rounds, self._policy, variant.own_truth
+        )
 
     def _more_truths_of(self, outputs: Iterable[str], inputs: Inputs) -> dict[str, MoreTruth]:
         return self._truths.more_truths_of(outputs, _judged(inputs), self.variant, self._policy)

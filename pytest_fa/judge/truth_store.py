@@ -88,9 +88,9 @@ class TruthStore:
     ) -> tuple[Truth, dict[str, MoreTruth]]:
         """The truth for a variant on data that no other call has, and that of other gradients: it is not kept."""
         if computes == "gradients":
-            of_all = self.with_memory(lambda: truth_of_gradients(inputs, variant.rounds))
+            of_all = self.with_memory(lambda: truth_of_gradients(inputs, variant.reference_rounds))
             return of_all[GRADIENTS[0]], {name: of_all[name] for name in GRADIENTS[1:] if name in of_all}
-        of_output = lambda: self._truth_of(computes, inputs, variant.rounds, policy, variant.own_truth)  # noqa: E731
+        of_output = lambda: self._truth_of(computes, inputs, variant.reference_rounds, policy, variant.own_truth)  # noqa: E731
         return self.with_memory(of_output), {}
 
     def more_truths_of(
@@ -98,7 +98,7 @@ class TruthStore:
     ) -> dict[str, MoreTruth]:
         """The truth of further outputs and their bounds, or of other gradients than dq that have an element."""
         if variant.computes == "gradients":
-            known_gradients = self._gradients_of(inputs, variant.rounds)
+            known_gradients = self._gradients_of(inputs, variant.reference_rounds)
             return {name: known_gradients[name] for name in outputs if name in known_gradients}
         return {**self.row_truths_of(outputs, inputs, variant, policy)}
 
@@ -114,7 +114,7 @@ class TruthStore:
         Raises `NoTruth` if functions of the user's do not return one of them.
         """
         if (own := variant.own_truth) is not None:
-            known = dict(self.truth_of(variant.computes, inputs, variant.rounds, policy, own).rows)
+            known = dict(self.truth_of(variant.computes, inputs, variant.reference_rounds, policy, own).rows)
             if missing := [output for output in outputs if output not in known]:
                 raise NoTruth(
                     f"your reference {own.title} does not return {missing[0]}, which {variant.name} declares in "
@@ -124,7 +124,7 @@ class TruthStore:
             return {
                 output: known[output]._replace(conventions=inputs.conventions, padding=padding) for output in outputs
             }
-        return {output: self._row_truth_of(output, inputs, variant.rounds, policy) for output in outputs}
+        return {output: self._row_truth_of(output, inputs, variant.reference_rounds, policy) for output in outputs}
 
     def _truth_of(
         self,
