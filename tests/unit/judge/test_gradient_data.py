@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.data import LEVEL
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.judge.gradients import check_gradients, make_gradients
-from pytest_fa.judge.properties.gradient_data import FAR, PROFILES
+from pytest_fa.judge.properties.gradient_data import PROFILES
 from pytest_fa.judge.row_outputs import make_row_truth
 from pytest_fa.judge.truth import make_truth
 from tests.tiers import nightly_after
@@ -87,8 +88,8 @@ def test_hard_data_are_what_they_are_called(dtype: str) -> None:
     shape = f"b1h2s64d64-{dtype}"
     problems = {name: solved_on(name, shape) for name in PROFILES}
     far = problems["log-sum-exp of 100 and -100"].lse
-    assert bool(((far[:, :, ::2] - FAR).abs() < 20).all())
-    assert bool(((far[:, :, 1::2] + FAR).abs() < 20).all())
+    assert bool(((far[:, :, ::2] - LEVEL).abs() < 20).all())
+    assert bool(((far[:, :, 1::2] + LEVEL).abs() < 20).all())
     one_hot, equal = (problems[name].upstream.out for name in ("one-hot rows", "equal scores"))
     v = problems["one-hot rows"].inputs.v
     assert bool((one_hot[:, :, :, None] == v[:, :, None]).all(-1).any(-1).all())
