@@ -111,7 +111,7 @@ def _has_ds_in_fp16(case: Shape) -> bool:
     return case.computes == "gradients" and case.dtype == "fp16"
 
 
-def _equal_scores_of(inputs: Any, case: Shape) -> Any:
+def equal_scores_of_case(inputs: Any, case: Shape) -> Any:
     """One key; two of them for gradients.
 
     If all weights were equal, rounding P would make each longer or shorter by the same factor.  A right kernel that
@@ -127,7 +127,7 @@ PROFILES: Mapping[str, DataChange] = {
     "low_lse": lambda inputs, _: far_from_zero(inputs, -LEVEL),
     "high_lse": lambda inputs, _: far_from_zero(inputs, LEVEL),
     "one_hot": lambda inputs, _: one_hot(inputs),
-    "equal_scores": _equal_scores_of,
+    "equal_scores": equal_scores_of_case,
     "long_tail": lambda inputs, _: long_tail(inputs),
     "subnormal": subnormal,
     "value_range": value_range,

@@ -31,9 +31,9 @@ def one_hot_rows(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tens
     return data.one_hot(inputs), dout
 
 
-def equal_scores(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
-    """All keys are one key, so that dQ, which is its multiple by the sum of dS, is 0 or as dL makes it."""
-    return data.equal_scores(inputs), dout
+def two_scores(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
+    """Two keys in turn, so that the scores of a row have two values; `data.equal_scores_of_case` says why."""
+    return data.equal_scores(inputs, keys=2), dout
 
 
 def large_dout(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
@@ -67,7 +67,7 @@ def distant_values(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Te
 PROFILES: Mapping[str, HardProfile] = {
     "log-sum-exp of 100 and -100": far_rows,
     "one-hot rows": one_hot_rows,
-    "equal scores": equal_scores,
+    "two scores in each row": two_scores,
     "dO 100 times as large": large_dout,
     "dO orthogonal to the output": orthogonal_dout,
     "outlying channel in q and k": outlying_channel,

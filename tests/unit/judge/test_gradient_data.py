@@ -26,6 +26,7 @@ HARD_SHAPES = (
     "b1h4s100d64-{}-causal-kv2",
     "b1h2s77d64-{}-causal_br-sk150",
     "b1h4s7d64-{}-causal",  # few rows
+    "b1h2s150d64-{}",  # of a kernel without a causal mask
 )
 EACH_DTYPE = pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 
@@ -90,11 +91,11 @@ def test_hard_data_are_what_they_are_called(dtype: str) -> None:
     far = problems["log-sum-exp of 100 and -100"].lse
     assert bool(((far[:, :, ::2] - LEVEL).abs() < 20).all())
     assert bool(((far[:, :, 1::2] + LEVEL).abs() < 20).all())
-    one_hot, equal = (problems[name].upstream.out for name in ("one-hot rows", "equal scores"))
-    v = problems["one-hot rows"].inputs.v
+    v, one_hot = problems["one-hot rows"].inputs.v, problems["one-hot rows"].upstream.out
     assert bool((one_hot[:, :, :, None] == v[:, :, None]).all(-1).any(-1).all())
-    assert torch.equal(equal, equal[:, :, :1].expand_as(equal))
-    orthogonal, plain = (problems[name].upstream for name in ("dO orthogonal to the output", "equal scores"))
+    two_keys = problems["two scores in each row"].inputs.k
+    assert torch.equal(two_keys[:, :, 2:], two_keys[:, :, :-2])
+    orthogonal, plain = (problems[name].upstream for name in ("dO orthogonal to the output", "one-hot rows"))
     deltas = [(each.out.double() * each.dout.double()).sum(-1).square().mean().sqrt() for each in (orthogonal, plain)]
     assert float(deltas[0]) < 0.02 * float(deltas[1])
     large = problems["dO 100 times as large"].upstream.dout
