@@ -142,6 +142,21 @@ SHAPES = tuple(
 )
 
 
+# The planted fault that a profile reveals, and no other one.
+FAULTS = {
+    NORMAL: "fast_exp_of_tame_data",
+    "outlier_channels": "outlier_channels_in_dtype",
+    "massive_key": "massive_key_without_value",
+    "low_lse": "maximum_starts_at_minus_50",
+    "high_lse": "maximum_at_most_88",
+    "one_hot": "one_weight_of_first_key",
+    "equal_scores": "tied_keys_counted_once",
+    "long_tail": "outliers_of_v_clipped",
+    "subnormal": "subnormal_v_flushed",
+    "value_range": "sum_of_values_in_dtype",
+}
+
+
 class DataProfile(Part):
     """The tensors of a call stay those of a plain case; their values change."""
 
@@ -151,6 +166,10 @@ class DataProfile(Part):
     rows = (("`-data_long_tail`", "[data](../how-to/choose-cases.md#choose-the-data) other than N(0, 1)"),)
     shapes = {"data": SHAPES}
     is_after_scores = False
+
+    faults = {**dict.fromkeys(FAULTS.values(), ("max", False)), FAULTS["value_range"]: ("finite", False)}
+    twins = ("twin_right_data",)
+    fault_shapes = SHAPES[::2]  # no other kernel needs them: `hard_data` has such data
 
     def impossible(self, case: Shape) -> str | None:
         """Quantised data are special already, and some parts of attention would undo a profile."""
