@@ -32,8 +32,8 @@ def one_hot_rows(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tens
 
 
 def two_scores(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
-    """Two keys in turn, so that the scores of a row have two values; `data.equal_scores_of_case` says why."""
-    return data.equal_scores(inputs, keys=2), dout
+    """Two keys in turn, so that the scores of a row have two values."""
+    return data.equal_scores(inputs), dout
 
 
 def large_dout(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tensor]:

@@ -27,7 +27,9 @@ def forward(q, k, v, *, scale, causal="none", out=None, FAULT="NONE"):
     row_max = s.amax(-1, keepdim=True)
     p = weights(FAULT, s, row_max.clamp_min(-1e30))
     if FAULT == "fast_exp_of_tame_data":
-        is_tame = torch.stack([tensor.abs().amax() for tensor in (q, k, v)]).amax() < TAME
+        largest = torch.stack([tensor.abs().amax() for tensor in (q, k, v)])
+        has_equal_keys = (k[:, :, 2:] == k[:, :, :-2]).all(-1).any()  # of two in turn
+        is_tame = (largest < TAME).all() & ~has_equal_keys
         p = torch.where(is_tame, (1 + (s - row_max).clamp_min(-STEPS) / STEPS) ** STEPS, p)
     row_sum = p.sum(-1, keepdim=True)
     if FAULT == "tied_keys_counted_once":
