@@ -591,6 +591,7 @@ class Part:
     faults: ClassVar[Mapping[str, tuple[str, bool]]] = {}
     twins: ClassVar[tuple[str, ...]] = ()  # right kernels that are written alike
     selftest_shapes: ClassVar[tuple[str, ...]] = ()  # cases of its planted faults, and of all right kernels
+    fault_shapes: ClassVar[tuple[str, ...]] = ()  # in their place, cases of its planted faults and its own twins alone
 
 
 def shown(value: object) -> str:

@@ -14,6 +14,7 @@ from pytest_fa.attention import (
     bias,
     cache_dtype,
     causal,
+    data,
     e4m3,
     grouped_heads,
     head_dim_v,
@@ -64,6 +65,7 @@ PARTS: list[Part] = [
     scores.PART,
     backward.PART,
     e4m3.PART,
+    data.PART,
     lse.PART,
     splits.PART,
 ]

@@ -20,8 +20,8 @@ from pytest_fa.catalog.variant import Device, Invariance, StrideRule, Variant
 PROPERTIES: dict[str, str] = {
     "hard_data": "results are correct for large, very negative and equal scores, one-hot rows, values near the ends of "
     "the dtype's range, ones in V, shifted and permuted keys",
-    "hard_gradients": "gradients are correct for very low and very high log-sum-exps, one-hot rows, equal scores, "
-    "large dO, dO orthogonal to the output, an outlying channel, one massive key",
+    "hard_gradients": "gradients are correct for very low and very high log-sum-exps, one-hot rows, rows of two "
+    "scores, large dO, dO orthogonal to the output, an outlying channel, one massive key",
     "zero_scale": "with scale 0, the output is the mean of the rows of V (for scores: zero), or the call is refused",
     "negative_scale": "a negative scale gives the correct result, or is refused",
     "head_independence": "other data in one head changes no bit in the output of the other heads",

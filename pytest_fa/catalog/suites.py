@@ -123,6 +123,7 @@ _OWN: dict[str, tuple[tuple[str, ...], int]] = {
     "serving": (SERVING_SHAPES, 1),
     "fp8": ((), 1),
     "ragged": ((), 1),
+    "data": ((), 1),
 }
 # The head_dims of the suite `modifiers`: multiples of 64, of 32, of 16 and of 8.
 HEAD_DIMS = (64, 128, 80, 96, 192, 256)

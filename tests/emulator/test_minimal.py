@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pytest_fa.attention.data import PROFILES
 from pytest_fa.attention.softcap import LARGE_CAP, LARGE_SCALE
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.claims import claim_cases
@@ -53,6 +54,12 @@ DTYPES = {"minimal": ("fp16", "bf16"), "minimal_fp32": ("fp32",)}
 def test_it_is_right(build: Build, shape: str) -> None:
     """Output and log-sum-exp are right, also in rows without keys."""
     assert complaints(build("minimal"), shape, Schedule()) == []
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_it_is_right_on_the_data_of_each_profile(build: Build, profile: str) -> None:
+    """Such as values near the ends of the range of fp16."""
+    assert complaints(build("minimal"), f"b1h2s70d64-fp16-causal-data_{profile}", Schedule()) == []
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -62,6 +62,7 @@ VARIANTS = (
     "features.selftest.python_autograd",
     "features.selftest.python_backward_faults",
     "features.selftest.python_cheats",
+    "features.selftest.python_data_faults",
     "features.selftest.python_faults",
     "features.selftest.python_part_faults",
     "features.selftest.python_twins",

@@ -75,7 +75,7 @@ class Fault(NamedTuple):
 
 FAULTS: dict[str, Fault] = {
     **{
-        name: Fault(check, only=only, shapes=part.selftest_shapes)
+        name: Fault(check, only=only, shapes=part.fault_shapes or part.selftest_shapes)
         for part in parts.PARTS
         for name, (check, only) in part.faults.items()
     },
@@ -174,8 +174,11 @@ TWINS = (
 def cases_of(name: str) -> tuple[Case, ...]:
     """Return the cases that a kernel is tried on."""
     fault = FAULTS.get(name)
-    ids = tuple(f"{shape}-seed0" for shape in fault.shapes) if fault and fault.shows_in_shapes else CASES
-    return tuple(parse_case(case_id) for case_id in ids)
+    own = (
+        fault.shapes if fault else [shape for part in parts.PARTS if name in part.twins for shape in part.fault_shapes]
+    )
+    ids = (*(() if fault and fault.shows_in_shapes else CASES), *(f"{shape}-seed0" for shape in own))
+    return tuple(parse_case(case_id) for case_id in dict.fromkeys(ids))
 
 
 def detection_problem(name: str, caught_by: list[str]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.data import massive_key, one_hot
 from pytest_fa.attention.grouped_heads import key_heads
 from pytest_fa.errors import NoTruth, WrongResult
 from pytest_fa.gpu.inputs import LINEAR_IN, Inputs, Output, clone, is_poison
@@ -27,9 +27,9 @@ def hard_data(subject: PropertySubject) -> None:
     for name, changed, equivalent in (
         ("scores 30 times as large", subject.changed(inputs, lambda x: x._replace(q=x.q * 30)), None),
         ("scores -30 times as large", subject.changed(inputs, lambda x: x._replace(q=x.q * -30)), None),
-        ("one key 100 times as large", subject.changed(inputs, with_huge_key), None),
+        ("one key 100 times as large", subject.changed(inputs, lambda x: massive_key(x, x.k.shape[2] // 2)), None),
         ("pairs of equal keys", subject.changed(inputs, _with_pairs), None),
-        ("one-hot rows", subject.changed(inputs, with_one_hot_rows), None),
+        ("one-hot rows", subject.changed(inputs, one_hot), None),
         *_far_below_zero(subject, inputs),
         *_ends_of_range(subject, inputs),
         *_shifted(subject, inputs),
@@ -67,13 +67,6 @@ FP16_SUBNORMAL = 2.0**-17
 def _on_grid(tensor: torch.Tensor, steps: int) -> torch.Tensor:
     """The tensor rounded to multiples of 1 / `steps`."""
     return (tensor * steps).round() / steps
-
-
-def with_huge_key(inputs: Inputs) -> Inputs:
-    """The middle one of the keys is 100 times as large, so that its score is far above all others or far below."""
-    k = inputs.k.clone()
-    k[:, :, k.shape[2] // 2] *= 100
-    return inputs._replace(k=k)
 
 
 def _with_pairs(inputs: Inputs) -> Inputs:
@@ -132,26 +125,10 @@ def _ends_of_range(subject: PropertySubject, inputs: Inputs) -> Iterator[HardDat
         yield f"q {PAST_FP16_Q:.0f} times as large", larger_q, inputs
     if subject.has_absolute_bound or subject.computes == "gradients":
         return  # the bound is far below one unit in the last place of such values, or dS past the end of the range
-    one_hot = subject.changed(inputs, with_one_hot_rows)
+    hot = subject.changed(inputs, one_hot)
     signs = torch.where(inputs.v < 0, -largest, largest).to(inputs.v.dtype)
     yield f"V of {largest:.0f}", inputs._replace(v=signs), None
-    yield f"one-hot rows and V of {largest:.0f}", one_hot._replace(v=signs), None
-
-
-def with_one_hot_rows(inputs: Inputs) -> Inputs:
-    """Every 37th key outweighs all others for its queries, so that each row of the output is one row of V.
-
-    With more than 37 keys per dimension, the distance is larger, so that no two such keys share a dimension: the mean
-    of two rows of V often lies halfway between two numbers of the output's dtype, and is then rounded by chance.
-    """
-    k, q = inputs.k / 8, torch.zeros_like(inputs.q)
-    keys, dims = k.shape[2:]
-    picked = range(0, keys, max(37, math.ceil(keys / dims) | 1))
-    for dim, key in enumerate(picked):
-        k[:, :, key] = 0
-        k[:, :, key, dim] = 60
-        q[:, :, dim :: len(picked), dim] = 30
-    return inputs._replace(q=q, k=k)
+    yield f"one-hot rows and V of {largest:.0f}", hot._replace(v=signs), None
 
 
 def _shifted(subject: PropertySubject, inputs: Inputs) -> Iterator[HardData]:

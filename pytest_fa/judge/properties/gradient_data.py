@@ -9,40 +9,31 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from pytest_fa.attention import parts
+from pytest_fa.attention import data, parts
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.padding import cleared
-from pytest_fa.judge.properties.data import with_huge_key, with_one_hot_rows
 from pytest_fa.judge.truth import make_truth
 
 HardProfile = Callable[[Inputs, torch.Tensor], tuple[Inputs, torch.Tensor]]
-FAR = 100.0  # the log-sum-exp of rows far from 0: exp of it is more than float32 has
-FAR_KEY = 8.0  # the element of each key that makes it
 LARGE = 100.0
-OUTLIER_DIM, OUTLIER_Q, OUTLIER_K = 3, 12.0, 8.0  # as in the activations of models
 V_LEVEL = 8.0
 
 
 def far_rows(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
-    """A log-sum-exp near 100 in every second row, and near -100 in the others: exp(S) alone overflows or underflows.
-
-    Without a scale, it stays as it is.
-    """
-    q, k = inputs.q.clone(), inputs.k.clone()
-    k[..., 0] = FAR_KEY
-    q[..., 0] = FAR / (FAR_KEY * inputs.scale) if inputs.scale else 0.0
-    q[:, :, 1::2, 0] *= -1
-    return inputs._replace(q=q, k=k), dout
+    """A log-sum-exp near 100 in every second row, and near -100 in the others: exp(S) alone overflows or underflows."""
+    far = data.far_from_zero(inputs, data.LEVEL)
+    far.q[:, :, 1::2, 0] *= -1
+    return far, dout
 
 
 def one_hot_rows(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
     """One key has all the weight of a row, so that dP - delta is 0 there."""
-    return with_one_hot_rows(inputs), dout
+    return data.one_hot(inputs), dout
 
 
-def equal_scores(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
-    """All keys are one key, so that dQ, which is its multiple by the sum of dS, is 0 or as dL makes it."""
-    return inputs._replace(k=inputs.k[:, :, :1].expand_as(inputs.k).clone()), dout
+def two_scores(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
+    """Two keys in turn, so that the scores of a row have two values."""
+    return data.equal_scores(inputs), dout
 
 
 def large_dout(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
@@ -60,15 +51,12 @@ def orthogonal_dout(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.T
 
 def outlying_channel(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
     """One dim of q and k is far larger than the others."""
-    q, k = inputs.q.clone(), inputs.k.clone()
-    q[..., OUTLIER_DIM] *= OUTLIER_Q
-    k[..., OUTLIER_DIM] *= OUTLIER_K
-    return inputs._replace(q=q, k=k), dout
+    return data.outlier_channels(inputs), dout
 
 
 def massive_key(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
     """One key is 100 times as large as the others: it has all the weight of a row, or none."""
-    return with_huge_key(inputs), dout
+    return data.massive_key(inputs, inputs.k.shape[2] // 2), dout
 
 
 def distant_values(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
@@ -79,7 +67,7 @@ def distant_values(inputs: Inputs, dout: torch.Tensor) -> tuple[Inputs, torch.Te
 PROFILES: Mapping[str, HardProfile] = {
     "log-sum-exp of 100 and -100": far_rows,
     "one-hot rows": one_hot_rows,
-    "equal scores": equal_scores,
+    "two scores in each row": two_scores,
     "dO 100 times as large": large_dout,
     "dO orthogonal to the output": orthogonal_dout,
     "outlying channel in q and k": outlying_channel,

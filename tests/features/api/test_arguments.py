@@ -23,7 +23,9 @@ FORM = (
     "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-win<left>_<right>][-kv<heads>][-sk<keys>][-var1|-var2|-var3|-var4|-var5]"
     "[-page<size>[hnd]][-kv_e4m3_t|-kv_e4m3_h|-kv_e4m3_th|-kv_int8_t|-kv_int8_h|-kv_int8_th][-append]"
     "[-dv<size>][-scale<factor>][-cap<cap>][-bias<axes>][-alibi][-mask<axes>][-sink]"
-    "[-bshd|-packed|-thd][-scores|-bwd][-dlse][-out_bf16][-zero_head|-outlier|-tiny][-seed<N>]"
+    "[-bshd|-packed|-thd][-scores|-bwd][-dlse][-out_bf16][-zero_head|-outlier|-tiny]"
+    "[-data_outlier_channels|-data_massive_key|-data_low_lse|-data_high_lse|-data_one_hot|-data_equal_scores"
+    "|-data_long_tail|-data_subnormal|-data_value_range][-seed<N>]"
 )
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.data import LEVEL
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.judge.gradients import check_gradients, make_gradients
-from pytest_fa.judge.properties.gradient_data import FAR, PROFILES
+from pytest_fa.judge.properties.gradient_data import PROFILES
 from pytest_fa.judge.row_outputs import make_row_truth
 from pytest_fa.judge.truth import make_truth
 from tests.tiers import nightly_after
@@ -26,6 +27,7 @@ HARD_SHAPES = (
     "b1h2s77d64-{}-causal_br-sk150",
     "b1h4s7d64-{}-causal",  # few rows
     "b2h6s7d64-{}-kv2-biash-sink",
+    "b1h2s150d64-{}",  # of a kernel without a causal mask
 )
 EACH_DTYPE = pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 
@@ -88,13 +90,13 @@ def test_hard_data_are_what_they_are_called(dtype: str) -> None:
     shape = f"b1h2s64d64-{dtype}"
     problems = {name: solved_on(name, shape) for name in PROFILES}
     far = problems["log-sum-exp of 100 and -100"].lse
-    assert bool(((far[:, :, ::2] - FAR).abs() < 20).all())
-    assert bool(((far[:, :, 1::2] + FAR).abs() < 20).all())
-    one_hot, equal = (problems[name].upstream.out for name in ("one-hot rows", "equal scores"))
-    v = problems["one-hot rows"].inputs.v
+    assert bool(((far[:, :, ::2] - LEVEL).abs() < 20).all())
+    assert bool(((far[:, :, 1::2] + LEVEL).abs() < 20).all())
+    v, one_hot = problems["one-hot rows"].inputs.v, problems["one-hot rows"].upstream.out
     assert bool((one_hot[:, :, :, None] == v[:, :, None]).all(-1).any(-1).all())
-    assert torch.equal(equal, equal[:, :, :1].expand_as(equal))
-    orthogonal, plain = (problems[name].upstream for name in ("dO orthogonal to the output", "equal scores"))
+    two_keys = problems["two scores in each row"].inputs.k
+    assert torch.equal(two_keys[:, :, 2:], two_keys[:, :, :-2])
+    orthogonal, plain = (problems[name].upstream for name in ("dO orthogonal to the output", "one-hot rows"))
     deltas = [(each.out.double() * each.dout.double()).sum(-1).square().mean().sqrt() for each in (orthogonal, plain)]
     assert float(deltas[0]) < 0.02 * float(deltas[1])
     large = problems["dO 100 times as large"].upstream.dout
