@@ -182,6 +182,18 @@ class DataProfile(Part):
         """A case of the suite that what the variant computes, or its dtype, has made impossible."""
         return self.impossible(case)
 
+    def claimed_by(self, case: Shape) -> str:
+        """The profile."""
+        return str(case.value_of(FIELD))
+
+    def hunted_claims(self, supports: Any) -> tuple[Any, ...]:  # noqa: ARG002  # `catalog.variant.Supports`
+        """All profiles: no manifest claims one."""
+        return (NORMAL, *PROFILES)
+
+    def random_fields(self, claim: Any, heads: int, whole: Callable[[int, int], int]) -> Mapping[str, Any]:  # noqa: ARG002
+        """The profile."""
+        return {FIELD: claim}
+
     def call_of(self, inputs: Any, case: Shape) -> Any:  # `gpu.inputs.Inputs`
         """The call with the data of the profile."""
         profile, layout = case.value_of(FIELD), case.value_of("layout")

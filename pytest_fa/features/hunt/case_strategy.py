@@ -117,7 +117,7 @@ def _with_part(case: Case, change: PartChange, varied: list[Part], variant: Vari
     further = (
         other.fields_with(value, case.heads)
         for other in varied
-        if other is not part and other.claimed_by(case) == other.claims[0]
+        if other is not part and other.supports and other.claimed_by(case) == other.claims[0]
         for value in other.hunted_claims(variant.supports)[1:]
     )
     for more in ({}, *further):
