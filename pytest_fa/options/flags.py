@@ -53,7 +53,7 @@ RUN_OPTIONS: tuple[OptionRow, ...] = (
     ),
     OptionRow(
         "--fa-suite",
-        "suites of cases to run: smoke, history, mission, edge, long, decode, serving, fp8, ragged, modifiers",
+        "suites of cases to run: smoke, history, mission, edge, long, decode, serving, fp8, ragged, data, modifiers",
         "NAME[,NAME...]",
         "history",
         in_selection=True,

@@ -48,7 +48,7 @@ def test_all_that_is_claimed_is_hunted(name: str) -> None:
         assert read_example(str(example)) == example
         assert can_test(example.property_name, example.case)
         sizes = example.case.batch * example.case.heads * example.case.seq_q * example.case.seq_k
-        assert sizes * example.case.head_dim <= 2 * MOST_PRODUCTS["cpu"]
+        assert sizes * example.case.head_dim <= 4 * MOST_PRODUCTS["cpu"]  # some parts fix the number of batches
     for part in parts.claimed_parts():
         seen = {part.claimed_by(example.case) for example in examples}
         assert seen >= set(part.hunted_claims(hunted.supports)) - {None} or len(seen) > 5, part.name
