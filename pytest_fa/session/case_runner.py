@@ -98,16 +98,18 @@ class CaseRunner:
         *,
         is_checked_first: bool = False,
         is_thorough: bool = False,
+        is_claimed: bool = True,
     ) -> Record:
         """Run one job in a worker and return the record of `test_correct`, `test_property` or `test_speed`.
 
         With `is_checked_first`, a variant that is to be timed on a GPU is first checked while other checks run.  It has
         the GPU to itself only if it is right.  With `is_thorough`, a judged call is repeated as often as in a suite,
-        whatever the run's rules are.
+        whatever the run's rules are.  Without `is_claimed`, the case need not be what the manifest claims.
         Raises `Refused` if the variant does not support the case, `CannotRun` if this machine cannot run the variant.
         """
         own_truth = variant.own_truth
-        if reason := variant.refuses(case) or (own_truth and own_truth.refuses(case, property_name)):
+        refusal = variant.refuses(case) if is_claimed else None
+        if reason := refusal or (own_truth and own_truth.refuses(case, property_name)):
             raise Refused(reason)
         if self._fails_to_build_without_device(variant):
             return self.records.make(kind, variant, case, failed_build(_see_test_build(variant)))

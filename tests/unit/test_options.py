@@ -42,6 +42,7 @@ GIVEN: dict[str, tuple[str, str, Any]] = {
     "--fa-hunt": ("mine", "hunt.names", ("mine",)),
     "--fa-hunt-seconds": ("5", "hunt.seconds", 5.0),
     "--fa-hunt-seed": ("3", "hunt.seed", 3),
+    "--fa-hunt-unclaimed": ("true", "hunt.unclaimed", True),
     "--fa-hunt-again": ("b1h1s1d64-fp16", "hunt.again", ("b1h1s1d64-fp16",)),
     "--fa-sweep": ("tuned", "sweep.name", "tuned"),
     "--fa-trials": ("20", "sweep.trials", 20),
@@ -73,7 +74,10 @@ ALLOWED_ONLY = {"--ncu-set": "full", "--fa-sanitize": "initcheck"}
 NEEDS = {
     **{flag: ["--ncu"] for flag in ("--ncu-set", "--ncu-strict", "--ncu-sudo")},
     **{flag: ["--fa-gate=0.5"] for flag in ("--fa-gate-baseline", "--fa-gate-gpus", "--fa-bisect")},
-    **{flag: ["--fa-hunt=mine"] for flag in ("--fa-hunt-seconds", "--fa-hunt-seed", "--fa-hunt-again")},
+    **{
+        flag: ["--fa-hunt=mine"]
+        for flag in ("--fa-hunt-seconds", "--fa-hunt-seed", "--fa-hunt-unclaimed", "--fa-hunt-again")
+    },
     **{flag: ["--fa-sweep=tuned"] for flag in ("--fa-trials", "--fa-study", "--fa-sampler")},
 }
 

@@ -29,6 +29,10 @@ OPTIONS = (
     OptionRow("--fa-hunt-seconds", "how long --fa-hunt looks for failures of each variant", "SECONDS", "60"),
     OptionRow("--fa-hunt-seed", "the seed of --fa-hunt's random cases; default: another one in each run", "N"),
     OptionRow(
+        "--fa-hunt-unclaimed",
+        "judge with --fa-hunt what the manifest does not claim, too: a kernel must refuse that, or compute it",
+    ),
+    OptionRow(
         "--fa-hunt-again",
         "judge these examples of --fa-hunt, and no others: case ids, or PROPERTY:CASE",
         "EXAMPLE[,EXAMPLE...]",
@@ -40,13 +44,15 @@ OPTIONS = (
 class HuntOptions(FeatureOptions):
     """The variants that are hunted, for how long, and with which random cases.
 
-    Without `seed`, each run has another one.  `again` are examples that are judged in place of random ones.
+    Without `seed`, each run has another one.  `again` are examples that are judged in place of random ones.  With
+    `unclaimed`, cases need not be what the manifest claims.
     """
 
     names: tuple[str, ...]
     seconds: float = 60.0
     seed: int | None = None
     again: tuple[str, ...] = ()
+    unclaimed: bool = False
 
     variants_flag = "--fa-hunt"
     only_tests = ("test_hunt",)
@@ -64,8 +70,8 @@ def read(reader: Reader) -> HuntOptions | None:
     seconds, seed = seconds_of(reader.text("fa_hunt_seconds")), seed_of(reader.text("fa_hunt_seed"))
     names, again = words_of(reader.text("fa_hunt")), words_of(reader.text("fa_hunt_again"))
     if names:
-        return HuntOptions(names, seconds, seed, again)
-    for flag in ("--fa-hunt-seconds", "--fa-hunt-seed", "--fa-hunt-again"):
+        return HuntOptions(names, seconds, seed, again, reader.is_on("fa_hunt_unclaimed"))
+    for flag in ("--fa-hunt-seconds", "--fa-hunt-seed", "--fa-hunt-unclaimed", "--fa-hunt-again"):
         if reader.is_typed(flag.removeprefix("--").replace("-", "_")):
             raise UsageProblem(f"{flag}: {HUNT_NEEDED}")
     return None

@@ -8,7 +8,7 @@ import shlex
 import msgspec
 
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.features.hunt.bench import RunBench
+from pytest_fa.features.hunt.bench import RunBench, unclaimed
 from pytest_fa.features.hunt.case_strategy import examples_of
 from pytest_fa.features.hunt.example import Example, read_example
 from pytest_fa.features.hunt.find_text import find_of
@@ -42,8 +42,9 @@ def run_hunt(fa_run: FaRun, variant: Variant, hunter: int) -> Record:
     Raises `CannotRun` if this machine cannot run the variant.
     """
     session, asked = fa_run.session, options_of(fa_run.session.options)
-    bench, say = RunBench(session.runner, variant), progress_line(fa_run.node.config)
-    strategy = examples_of(variant, device_of(variant), session.options.dtypes)
+    hunted_as = unclaimed(variant) if asked.unclaimed else variant
+    bench, say = RunBench(session.runner, variant, hunted_as), progress_line(fa_run.node.config)
+    strategy = examples_of(hunted_as, device_of(variant), session.options.dtypes)
     if (unusable := bench.judge(Example(bench.plainest)).record) and unusable.outcome == Outcome.NOT_BUILT:
         return session.records.of_kind("hunt", unusable)
     seed = (secrets.randbelow(LARGEST_SEED) if asked.seed is None else asked.seed) + hunter
@@ -58,7 +59,7 @@ def run_hunt(fa_run: FaRun, variant: Variant, hunter: int) -> Record:
         hunted = judge_again(bench, [read_example(text) for text in asked.again])
     else:
         known = dict.fromkeys((*ledger.examples, *kept.examples()))
-        arguments = (bench, variant, strategy)
+        arguments = (bench, hunted_as, strategy)
         hunted = hunt(*arguments, seconds=asked.seconds, seed=seed, known=known, found=found, right=right.append)
     for example in right:
         kept.forget(example)

@@ -30,6 +30,7 @@ class Need(NamedTuple):
 
     words: str
     holds: Callable[[Example], bool]
+    is_list: bool = False  # of the sizes that fail, among which no rule was found
 
 
 def what_matters(example: Example, variant: Variant, fails: Fails) -> tuple[Need, ...]:
@@ -43,9 +44,10 @@ def what_matters(example: Example, variant: Variant, fails: Fails) -> tuple[Need
         _size_rule(example, "batch", COUNTS, fails),
         _size_rule(example, "heads", COUNTS, fails),
         *lengths,
-        _seed_rule(example, fails),
     ]
-    return tuple(rule for rule in rules if rule)
+    of_data = _seed_rule(example, fails)
+    needs = [rule for rule in rules if rule and not (of_data and rule.is_list)]  # other sizes have other data
+    return (*needs, *([of_data] if of_data else []))
 
 
 def names_of(example: Example) -> tuple[Need, ...]:
@@ -132,7 +134,7 @@ def _rule_of(field: str, own: int, tried: Mapping[int, bool]) -> Need | None:
     failing = sorted(value for value, failed in tried.items() if failed)
     right = sorted(value for value, failed in tried.items() if not failed)
     words = f"{name} = {_listed(failing)} (right: {_listed(right)})"
-    return Need(words, lambda other: other.case.value_of(field) in failing)
+    return Need(words, lambda other: other.case.value_of(field) in failing, is_list=True)
 
 
 def _forms(name: str, own: int, tried: Mapping[int, bool]) -> Iterator[tuple[str, Callable[[int], bool]]]:
