@@ -179,3 +179,11 @@ def test_timed_calls_have_no_head_of_zeros() -> None:
     series = data.series(1)
     read = data.inputs_of(series, 1, data.outs, data.any_place(series, 1, data.outs))
     assert bool(read.k.any())
+
+
+@pytest.mark.parametrize("kind", ["e4m3_t", "e4m3_h", "e4m3_th", "int8_t", "int8_th"])
+def test_sequences_without_keys_have_scales(kind: str) -> None:
+    """One for the tensor, for each head, or none at all, whatever the number of heads."""
+    inputs = make_inputs(parse_case(f"b2h4s3d64-fp16-kv2-sk0-kv_{kind}-seed0"), torch.device("cpu")).placed()
+    assert inputs.tensors["k_scale"].numel() == {"t": 1, "h": 2, "th": 0}[kind.rpartition("_")[2]]
+    assert inputs.k.shape == (2, 2, 0, 64)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pytest_fa.attention import parts
+from pytest_fa.attention.backward import OWN_OUT
 from pytest_fa.attention.grouped_heads import key_heads
 from pytest_fa.attention.lse import exact_lse
 from pytest_fa.catalog.case import parse_case
@@ -249,3 +250,25 @@ def test_wrong_kernel_is_rejected(name: str, dtype: str) -> None:
     variant = WRONG[name]
     for shape, data in itertools.product(variant.shapes, variant.data):
         assert used_by(variant, shape.format(dtype), data) > MIN_USED, (shape, data)
+
+
+@EACH_DTYPE
+def test_delta_may_be_that_of_an_own_output(dtype: str) -> None:
+    """By autograd, a kernel has an output of its own, for which it rounds P: with few keys, delta is another one then.
+
+    For a kernel that gets the output of the judge, the same gradients are wrong.
+    """
+    strict: list[float] = []
+    own: list[float] = []
+    for seed in range(6):
+        inputs, upstream, lse, truths = solved(f"b3h4s229d64-{dtype}-sk3", "random", 2 * seed)
+        given = Call(inputs, upstream, lse, Variant())
+        p = given.p.to(inputs.q.dtype).float()
+        rounded = (p @ given.v).to(inputs.q.dtype)
+        written = Call(inputs, upstream._replace(out=rounded), lse, Variant()).gradients
+        of_own = make_gradients(inputs, upstream, (OWN_OUT,))
+        for shares, bounds in ((strict, truths), (own, of_own)):
+            check = check_gradients({"dq": written["dq"]}, {"dq": bounds["dq"]})["dq"]
+            shares += [bound.used or 0.0 for bound in check.bounds]
+    assert max(own) < MAX_USED / 2
+    assert max(strict) > 2 * max(own)
