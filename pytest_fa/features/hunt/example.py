@@ -23,6 +23,8 @@ HUNTED_PROPERTIES = (
     "contained_nan",
     "new_data",
     "negative_scale",
+    "batch_invariance",
+    "position_invariance",
 )
 NEED_TWO_HEADS = ("head_independence", "contained_nan")  # of K and V
 
