@@ -6,8 +6,7 @@ import msgspec
 
 from pytest_fa.attention.causal import PART as CAUSAL
 from pytest_fa.attention.dtypes import Dtype
-from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.properties import property_case
+from pytest_fa.catalog.case import problem_of
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.hunt.case_strategy import is_usable
 from pytest_fa.features.hunt.example import Example, can_test
@@ -23,24 +22,27 @@ HEAD_DIMS = (64, 8, 32, 40, 72, 80, 96, 128, 192, 256)
 class RunBench:
     """Judges one variant with the case runner of a run.
 
-    `hunted` is the variant with what cases may have; if it is another one, the variant may refuse them by an error.
+    `hunted` is the variant with what cases may have.  Those that its manifest does not claim it may refuse by an error.
     """
 
     def __init__(self, runner: CaseRunner, variant: Variant, hunted: Variant | None = None) -> None:
         self._runner, self._variant, self._hunted = runner, variant, hunted or variant
-
-    @property
-    def plainest(self) -> Case:
-        """The plainest case that the variant supports."""
-        return property_case(self._variant)
 
     def judge(self, example: Example) -> ExampleVerdict:
         """Judge an example with a few calls."""
         return self._judged(example, is_thorough=False)
 
     def judge_thoroughly(self, example: Example) -> ExampleVerdict:
-        """Judge an example with as many calls as the suites make."""
+        """Judge an example with as many calls as the suites make, in a new process."""
+        self._runner.end_workers()
         return self._judged(example, is_thorough=True)
+
+    def why_unusable(self, example: Example) -> str:
+        """Why an example cannot be judged; empty if it can."""
+        if self.is_usable(example):
+            return ""
+        reason = problem_of(example.case) or self._hunted.refuses(example.case)
+        return reason or f"property {example.property_name} cannot be tested on {example.case.id}"
 
     def is_usable(self, example: Example) -> bool:
         """Whether the example is possible, and the variant claims to support it."""
@@ -49,7 +51,7 @@ class RunBench:
     def _judged(self, example: Example, *, is_thorough: bool) -> ExampleVerdict:
         name = example.property_name or None
         kind: RecordKind = "property" if name else "correct"
-        is_claimed = self._hunted is self._variant
+        is_claimed = self._variant.refuses(example.case) is None
         options = {"is_thorough": is_thorough, "is_claimed": is_claimed}
         try:
             record = self._runner.run(self._variant, example.case, kind, name, **options)

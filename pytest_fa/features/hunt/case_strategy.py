@@ -41,8 +41,8 @@ def examples_of(variant: Variant, device: Device, dtypes: tuple[str, ...] = ()) 
     """
     first = factors_of(variant, dtypes).first_with()
     if first is None or variant.cases:
-        reason = "its manifest has cases of its own" if variant.cases else f"it supports no case in {dtypes[0]}"
-        raise UsageProblem(f"--fa-hunt: {variant.name} cannot be hunted: {reason}; hunt another variant")
+        why = why_not_hunted(variant, dtypes)
+        raise UsageProblem(f"--fa-hunt: {variant.name} cannot be hunted: {why}; hunt another variant")
     built = [pair for pair in variant.instantiations if not dtypes or pair[0] in dtypes]
     pairs = sorted(built, key=lambda pair: (pair[0] != first.dtype, pair[1] != first.head_dim, pair[1]))
     varied = [part for part in parts.PARTS if len(part.hunted_claims(variant.supports)) > 1]
@@ -73,6 +73,13 @@ def examples_of(variant: Variant, device: Device, dtypes: tuple[str, ...] = ()) 
         return is_usable(example.case, variant)
 
     return examples().filter(is_right)
+
+
+def why_not_hunted(variant: Variant, dtypes: tuple[str, ...] = ()) -> str:
+    """Why a variant has no random cases, or none of these dtypes; empty if it has."""
+    if variant.cases:
+        return "its manifest has cases of its own"
+    return "" if factors_of(variant, dtypes).first_with() else f"it supports no case in {' or '.join(dtypes)}"
 
 
 def is_usable(case: Case, variant: Variant) -> bool:

@@ -7,7 +7,8 @@ import os
 import pytest
 
 from pytest_fa.catalog.plan import Plan
-from pytest_fa.features.hunt.case_strategy import examples_of
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.features.hunt.case_strategy import examples_of, why_not_hunted
 from pytest_fa.features.hunt.example import read_example
 from pytest_fa.features.hunt.hunted import Hunt
 from pytest_fa.features.hunt.ledger import LEDGER_NAME, read_ledger
@@ -29,9 +30,11 @@ class Hooks:
     def pytest_fa_check(self, config: pytest.Config) -> None:
         """Refuse a variant that cannot be hunted, and an example that is none."""
         plan = session_of(config).run_plan.plan
+        asked = options_of(config.stash[OPTIONS_KEY])
         for variant in plan.judged:
-            examples_of(variant, "cpu", plan.dtypes)
-        for text in options_of(config.stash[OPTIONS_KEY]).again:
+            if variant.name in asked.names or not _hunted(plan):  # others of a glob are left out
+                examples_of(variant, "cpu", plan.dtypes)
+        for text in asked.again:
             read_example(text)
         for folder in config.stash[OPTIONS_KEY].kernels:
             read_ledger(folder / LEDGER_NAME)
@@ -40,11 +43,12 @@ class Hooks:
         """Run `test_hunt` over the variants, with several hunters of each if pytest-xdist has more workers."""
         if "hunter" not in metafunc.fixturenames:
             return None
-        count = max(1, int(os.environ.get(WORKER_COUNT, "1")) // max(1, len(plan.judged)))
+        hunted = _hunted(plan)
+        count = max(1, int(os.environ.get(WORKER_COUNT, "1")) // max(1, len(hunted)))
         params = [
             pytest.param(variant, number, id=f"{variant.name}:{number}" if count > 1 else variant.name)
             for number in range(count)
-            for variant in plan.judged
+            for variant in hunted
         ]
         metafunc.parametrize(("fa_variant", "hunter"), params, indirect=["fa_variant"])
         return True
@@ -59,3 +63,8 @@ class Hooks:
                 known = (find for find in hunt.finds if find.reference)
                 lines += [TextLine(f"  known: {find.example}: {find.reference}", "") for find in known]
         return lines
+
+
+def _hunted(plan: Plan) -> list[Variant]:
+    """The variants that have random cases."""
+    return [variant for variant in plan.judged if not why_not_hunted(variant, plan.dtypes)]

@@ -86,8 +86,9 @@ class Hunt(Added, frozen=True):
         refused = f", {self.refused} refused" if self.refused else ""
         known = len(self.finds) - len(self.new_finds)
         found = f"{len(self.new_finds)} fault{'s' * (len(self.new_finds) != 1)}" if self.new_finds else "no fault"
+        cases = f"{self.judged:,} case{'s' * (self.judged != 1)}"
         return (
-            f"{self.judged:,} cases in {self.seconds:.0f} s ({rate:.1f} a second{refused}), seed {self.seed}: {found}"
+            f"{cases} in {self.seconds:.0f} s ({rate:.1f} a second{refused}), seed {self.seed}: {found}"
             f"{f', {known} known' if known else ''}"
         )
 

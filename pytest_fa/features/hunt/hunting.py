@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.hunt.example import Example
-from pytest_fa.features.hunt.judged import ExampleBench, ExampleVerdict, Judgements
+from pytest_fa.features.hunt.judged import ExampleBench, ExampleVerdict, Excuses, Judgements, NoExcuses
 from pytest_fa.features.hunt.optional_hypothesis import HealthCheck, NoSuchExample, Phase, find, settings, st
 from pytest_fa.features.hunt.what_matters import Need, names_of, what_matters
 from pytest_fa.records.outcome import Outcome
@@ -24,6 +24,8 @@ SHRINK_SECONDS = 30.0  # for one fault, also after the end of the hunt
 MOST_FAULTS = 8
 RATE_JUDGEMENTS = 10  # of a failing example, after which its rate of failures is known
 LEAST_REPEATS, MOST_REPEATS = 20, 200  # of each example while a fault is shrunk that does not always show
+FEW_TOKENS = 17
+NO_EXCUSES = NoExcuses()
 ENOUGH_FAILURES = 3  # expected in the repeats of an example that has the fault
 
 
@@ -79,33 +81,68 @@ def hunt(  # noqa: PLR0913  # what a hunt is asked, and where it tells what it f
     found: Callable[[FoundFault], object] = lambda _: None,
     right: Callable[[Example], object] = lambda _: None,
     most_faults: int = MOST_FAULTS,
+    excuses: Excuses = NO_EXCUSES,
 ) -> Hunted:
     """Judge `known` examples and then random ones for so many seconds, or until there are so many faults.
 
-    `found` is called with each fault, and `right` with each of the known examples that no longer fails.
+    `found` is called with each fault, and `right` with each of the known examples that no longer fails.  What `excuses`
+    knows is a fault once, and no random example that fails so is one.
     """
     start = time.monotonic()
-    judgements, faults, number = Judgements(bench, start + seconds), list[FoundFault](), 0
-
-    def note(fault: FoundFault) -> None:
-        faults.append(fault)
-        found(fault)
-
-    def is_new(example: Example) -> bool:
-        return not any(fault.explains(example) for fault in faults) and judgements.of(example).failed
-
-    for example in known:
-        if not bench.is_usable(example) or not judgements.of(example).failed:
-            right(example)
-        elif is_new(example):
-            note(_explained(_Search(example, example, judgements.judged), judgements, bench, variant))
-    while not judgements.is_over and len(faults) < most_faults and not any(not fault.rules for fault in faults):
+    run = _Hunt(bench, variant, Judgements(bench, start + seconds), excuses, found)
+    run.judge_known(known, right)
+    number = 0
+    while not run.judgements.is_over and len(run.faults) < most_faults and all(fault.rules for fault in run.new_faults):
         number += 1
-        if (first := _first_failing(strategy, is_new, f"{seed}-{number}")) is not None:
-            search = _shrunk(first, strategy, is_new, judgements, f"{seed}-{number}")
-            note(_explained(search, judgements, bench, variant))
-    spent = time.monotonic() - start
-    return Hunted(tuple(faults), judgements.judged, judgements.refused, spent, judgements.seconds)
+        if (first := _first_failing(strategy, run.is_new, f"{seed}-{number}")) is not None:
+            run.note(_shrunk(first, strategy, run.is_new, run.judgements, f"{seed}-{number}"))
+    spent, judged = time.monotonic() - start, run.judgements
+    return Hunted(tuple(run.faults), judged.judged, judged.refused, spent, judged.seconds)
+
+
+class _Hunt:
+    """The faults of one hunt so far, and what is no new one."""
+
+    def __init__(
+        self,
+        bench: ExampleBench,
+        variant: Variant,
+        judgements: Judgements,
+        excuses: Excuses,
+        found: Callable[[FoundFault], object],
+    ) -> None:
+        self._bench, self._variant, self.judgements = bench, variant, judgements
+        self._excuses, self._found = excuses, found
+        self.faults: list[FoundFault] = []
+
+    @property
+    def new_faults(self) -> list[FoundFault]:
+        """Those that are not known."""
+        return [each for each in self.faults if not self._excuses.excuses(each.example, each.verdict.outcome)]
+
+    def is_new(self, example: Example) -> bool:
+        """Whether an example fails, and neither because of a fault that was found nor of a known one."""
+        if self._excuses.avoids(example) or any(fault.explains(example) for fault in self.new_faults):
+            return False
+        verdict = self.judgements.of(example)
+        return verdict.failed and not self._excuses.excuses(example, verdict.outcome)
+
+    def judge_known(self, known: Iterable[Example], right: Callable[[Example], object]) -> None:
+        """Judge examples that have failed before.  One that cannot be judged says nothing."""
+        for example in dict.fromkeys((*self._excuses.examples, *known)):
+            if not self._bench.is_usable(example):
+                continue
+            verdict = self.judgements.of_known(example, LEAST_REPEATS)
+            if verdict.failed and (example in self._excuses.examples or self.is_new(example)):
+                self.note(_Search(example, example, self.judgements.judged))
+            elif not verdict.failed and verdict.record is not None:
+                right(example)
+
+    def note(self, search: _Search) -> None:
+        """Explain a fault and keep it."""
+        fault = _explained(search, self.judgements, self._bench, self._variant)
+        self.faults.append(fault)
+        self._found(fault)
 
 
 def judge_again(bench: ExampleBench, examples: Iterable[Example]) -> Hunted:
@@ -149,9 +186,7 @@ def _shrunk(
         failed = 1 + sum(judgements.new(first).failed for _ in range(2))
         if failed < 3:  # noqa: PLR2004  # not always
             failed += sum(judgements.new(first).failed for _ in range(RATE_JUDGEMENTS - 3))
-            judgements.repeats = min(
-                MOST_REPEATS, max(LEAST_REPEATS, math.ceil(ENOUGH_FAILURES * RATE_JUDGEMENTS / failed))
-            )
+            judgements.repeats = _repeats(failed)
 
     def fails_alike(example: Example) -> bool:
         """Whether an example fails as the first one, which may have another fault than simpler ones."""
@@ -167,8 +202,21 @@ def _shrunk(
         )
     except NoSuchExample:
         smallest = first
+    smallest = _with_fewer_tokens(smallest, fails_alike)
     judgements.deadline, judgements.repeats = deadline, 1
     return _Search(first, smallest, before, judgements.judged - before)
+
+
+def _with_fewer_tokens(example: Example, fails: Callable[[Example], bool]) -> Example:
+    """The example with the fewest queries or keys that fail, of a few: Hypothesis stops at a length of a remainder."""
+    for fields in (("seq_q", "seq_k"), ("seq_q",), ("seq_k",)):
+        least = min(example.case.value_of(field) for field in fields)
+        fewer = (
+            example._replace(case=example.case.with_fields(dict.fromkeys(fields, count)))
+            for count in range(1, min(FEW_TOKENS, least))
+        )
+        example = next(filter(fails, fewer), example)
+    return example
 
 
 def _explained(search: _Search, judgements: Judgements, bench: ExampleBench, variant: Variant) -> FoundFault:
@@ -181,7 +229,8 @@ def _explained(search: _Search, judgements: Judgements, bench: ExampleBench, var
     if verdict.ends_process:
         note = "a call that ends or blocks its process is not made again"
     else:
-        thorough, judged = bench.judge_thoroughly(smallest), RATE_JUDGEMENTS
+        thorough, judged = bench.judge_thoroughly(smallest), RATE_JUDGEMENTS  # in a new process
+        note = "" if thorough.failed else "in a new process it is right: look for a state that calls leave behind"
         failed += sum(judgements.new(smallest).failed for _ in range(judged - 1))
         judgements.repeats = 1 if failed == judged else _repeats(failed)
         verdict = thorough if thorough.failed else verdict

@@ -6,6 +6,7 @@ So an example that hung or crashed its process is never launched again.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 from pytest_fa.features.hunt.example import Example
@@ -49,6 +50,34 @@ class ExampleBench(Protocol):
         """Whether the example is possible, and the variant claims to support it."""
 
 
+class Excuses(Protocol):
+    """Known faults, which fail no hunt."""
+
+    @property
+    def examples(self) -> Collection[Example]:
+        """An example of each."""
+
+    def avoids(self, example: Example) -> bool:
+        """Whether an example is not judged, because a known fault of its kind ends the process."""
+
+    def excuses(self, example: Example, outcome: Outcome) -> bool:
+        """Whether the failure of an example is a known one."""
+
+
+class NoExcuses:
+    """Nothing is known."""
+
+    examples: tuple[Example, ...] = ()
+
+    def avoids(self, example: Example) -> bool:  # noqa: ARG002
+        """Every example is judged."""
+        return False
+
+    def excuses(self, example: Example, outcome: Outcome) -> bool:  # noqa: ARG002
+        """Every failure is new."""
+        return False
+
+
 class Judgements:
     """The verdicts so far.  After `deadline` (in seconds of `time.monotonic`), every new example counts as right.
 
@@ -75,6 +104,16 @@ class Judgements:
         verdict = self.new(example)
         for _ in range(self.repeats - 1):
             if verdict.failed or self.is_over:
+                break
+            verdict = self.new(example)
+        self._known[example] = verdict
+        return verdict
+
+    def of_known(self, example: Example, most: int) -> ExampleVerdict:
+        """The verdict on an example that has failed before, also after the deadline: up to so many judgements."""
+        verdict = self.new(example)
+        for _ in range(most - 1):
+            if verdict.failed or verdict.record is None:
                 break
             verdict = self.new(example)
         self._known[example] = verdict

@@ -6,7 +6,7 @@ that the ledger stays true.  Nothing else is excused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +19,7 @@ from pytest_fa.catalog.variant import Device
 from pytest_fa.catalog.yaml_file import load_yaml
 from pytest_fa.errors import ManifestError, UsageProblem
 from pytest_fa.features.hunt.example import Example, read_example
+from pytest_fa.features.hunt.judged import NEVER_REPEATED
 from pytest_fa.records.outcome import Outcome
 
 LEDGER_NAME = "known.yaml"
@@ -65,15 +66,24 @@ class Ledger:
         """An example of each known fault."""
         return tuple(read_example(entry.example) for entry in self._entries)
 
+    def avoids(self, example: Example) -> bool:
+        """Whether an example may end the process with a known fault, so that it is not launched."""
+        return any(each.outcome in NEVER_REPEATED and each.excuses(example, each.outcome) for each in self._entries)
+
+    def excuses(self, example: Example, outcome: Outcome) -> bool:
+        """Whether a failure is a known one."""
+        return any(each.excuses(example, outcome) for each in self._entries)
+
     def reference_of(self, example: Example, outcome: Outcome) -> str:
         """What is known about a failure, with its public report; empty if nothing is."""
         entry = next((each for each in self._entries if each.excuses(example, outcome)), None)
         return f"{entry.because} ({entry.reference})" if entry else ""
 
-    def unexpected(self, right: Iterable[Example]) -> tuple[str, ...]:
-        """A sentence for each entry whose example is right."""
+    def unexpected(self, right: Iterable[Example], unusable: Mapping[Example, str]) -> tuple[str, ...]:
+        """A sentence for each entry whose example is right, or cannot be judged, with the reason."""
         texts = {str(example) for example in right}
-        return tuple(
+        of_unusable = tuple(f"{example} of {LEDGER_NAME} cannot be judged: {why}" for example, why in unusable.items())
+        return of_unusable + tuple(
             f"{entry.example} no longer fails with {entry.outcome}: {entry.because}; drop it from {LEDGER_NAME}, or "
             f"give the versions that have it"
             for entry in self._entries
@@ -86,15 +96,23 @@ def read_ledger(path: Path) -> tuple[KnownFault, ...]:
     if not path.exists():
         return ()
     try:
-        entries = msgspec.convert(load_yaml(path), tuple[KnownFault, ...])
+        entries = msgspec.convert(load_yaml(path) or [], tuple[KnownFault, ...])
         for entry in entries:
-            read_example(entry.example)
-            for versions in entry.versions.values():
-                SpecifierSet(versions)
+            _require_sensible(entry)
     except (ManifestError, msgspec.ValidationError, InvalidSpecifier, UsageProblem) as problem:
         text = str(problem).removeprefix("--fa-hunt-again: ").removeprefix(f"{path}: ")
         raise UsageProblem(f"{path}: {text}") from None
     return entries
+
+
+def _require_sensible(entry: KnownFault) -> None:
+    """Raise `UsageProblem` or `InvalidSpecifier` for an entry that can excuse nothing."""
+    is_failure = entry.outcome.is_failure
+    if not is_failure or not entry.excuses(read_example(entry.example), entry.outcome):
+        what = "its pattern does not match it" if is_failure else f"{entry.outcome} is no failure"
+        raise UsageProblem(f"the entry of {entry.example}: {what}")
+    for versions in entry.versions.values():
+        SpecifierSet(versions)
 
 
 def _is_in(package: str, versions: str) -> bool:

@@ -9,6 +9,8 @@ from pytest_fa.feature import ONLY_COMPILES, CaseRules, Feature, FeatureOptions,
 from pytest_fa.options.values import is_whole_number, words_of
 
 MAX_SECONDS = 86_400
+DEFAULT_SECONDS = 60.0
+LARGEST_SEED = 2**32
 REPEATS = 3  # of a judged call: a race that shows rarely is left to the suites
 HUNT_NEEDED = "there is no hunt; give --fa-hunt=NAME too"
 
@@ -26,7 +28,12 @@ OPTIONS = (
             ONLY_COMPILES,
         ),
     ),
-    OptionRow("--fa-hunt-seconds", "how long --fa-hunt looks for failures of each variant", "SECONDS", "60"),
+    OptionRow(
+        "--fa-hunt-seconds",
+        "how long --fa-hunt looks for failures of each variant",
+        "SECONDS",
+        f"{DEFAULT_SECONDS:.0f}",
+    ),
     OptionRow("--fa-hunt-seed", "the seed of --fa-hunt's random cases; default: another one in each run", "N"),
     OptionRow(
         "--fa-hunt-unclaimed",
@@ -49,7 +56,7 @@ class HuntOptions(FeatureOptions):
     """
 
     names: tuple[str, ...]
-    seconds: float = 60.0
+    seconds: float = DEFAULT_SECONDS
     seed: int | None = None
     again: tuple[str, ...] = ()
     unclaimed: bool = False
@@ -71,6 +78,8 @@ def read(reader: Reader) -> HuntOptions | None:
     names, again = words_of(reader.text("fa_hunt")), words_of(reader.text("fa_hunt_again"))
     if names:
         return HuntOptions(names, seconds, seed, again, reader.is_on("fa_hunt_unclaimed"))
+    if reader.is_typed("fa_hunt"):
+        raise UsageProblem("--fa-hunt: no variant is named; give a name, or '*' for all")
     for flag in ("--fa-hunt-seconds", "--fa-hunt-seed", "--fa-hunt-unclaimed", "--fa-hunt-again"):
         if reader.is_typed(flag.removeprefix("--").replace("-", "_")):
             raise UsageProblem(f"{flag}: {HUNT_NEEDED}")
@@ -86,8 +95,8 @@ def seconds_of(text: str) -> float:
 
 def seed_of(text: str) -> int | None:
     """The number of --fa-hunt-seed; None without a text."""
-    if text and not is_whole_number(text):
-        raise UsageProblem(f"--fa-hunt-seed: {text!r} is no seed; give a whole number, such as 1")
+    if text and not (is_whole_number(text) and int(text) <= LARGEST_SEED):
+        raise UsageProblem(f"--fa-hunt-seed: {text!r} is no seed; give 0 to {LARGEST_SEED}, such as 1")
     return int(text) if text else None
 
 

@@ -20,7 +20,7 @@ from pytest_fa.features.hunt.example import Example
 Fails = Callable[[Example], bool | None]  # None for an example that cannot be judged
 LENGTHS = (1, 2, 16, 17, 32, 63, 64, 65, 96, 128, 129, 192, 256, 257)
 COUNTS = (1, 2, 3, 5)
-MODULI = (2, 4, 8, 16, 32, 64, 128, 256)
+MODULI = (2, 3, 4, 5, 7, 8, 16, 32, 64, 128, 256)
 SEEDS = (0, 1, 2)
 NAMES = {"seq_q": "S_q", "seq_k": "S_k", "head_dim": "D", "batch": "B", "heads": "H"}
 
@@ -53,7 +53,8 @@ def what_matters(example: Example, variant: Variant, fails: Fails) -> tuple[Need
 def names_of(example: Example) -> tuple[Need, ...]:
     """A rule for each text of the id, and for the property: what may matter if nothing else can be judged."""
     rules = [_rule_of_text(token, example.case) for token in _tokens(example.case)]
-    return (*rules, *([_rule_of_property(example.property_name)] if example.property_name else []))
+    rules += [_rule_of_property(example.property_name)] if example.property_name else []
+    return tuple(rule._replace(words=f"{rule.words} (nothing else was tried)") for rule in rules)
 
 
 def _rule_of_text(token: Token, case: Case) -> Need:

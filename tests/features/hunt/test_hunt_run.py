@@ -40,6 +40,9 @@ def test_an_example_is_judged_again_alone(hunted: Project) -> None:
     run = hunted.suite("--fa-hunt=mine", f"--fa-hunt-again=padded_rows:{EXAMPLE},b1h1s1d64-fp16-seed0")
     assert "2 cases in" in run.text
     assert f"again: pytest --pyargs pytest_fa.suite --fa-hunt=mine --fa-hunt-again=padded_rows:{EXAMPLE}" in run.text
+    unclaimed = hunted.suite("--fa-hunt=mine", "--fa-hunt-again=b1h1s1d64-bf16-seed0")
+    assert unclaimed.ret == pytest.ExitCode.TESTS_FAILED
+    assert "--fa-hunt-again: mine does not support b1h1s1d64-bf16: dtype is bf16" in unclaimed.text
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,8 @@ def test_an_example_is_judged_again_alone(hunted: Project) -> None:
         (["--fa-hunt-seconds=5"], "--fa-hunt-seconds: there is no hunt; give --fa-hunt=NAME too"),
         (["--fa-hunt=mine", "--fa-hunt-seconds=soon"], "--fa-hunt-seconds: 'soon' seconds; give 1 to 86400"),
         (["--fa-hunt=mine", "--fa-hunt-seed=-1"], "--fa-hunt-seed: '-1' is no seed"),
+        (["--fa-hunt=mine", f"--fa-hunt-seed={2**70}"], "is no seed; give 0 to"),
+        (["--fa-hunt="], "--fa-hunt: no variant is named; give a name, or '*' for all"),
         (["--fa-hunt=mine", "--fa-hunt-again=b1"], "case 'b1' is malformed"),
         (["--fa-hunt=yours"], "--fa-hunt: no variant 'yours'"),
         (["--fa-hunt=mine", "--fa-variant=mine"], "a hunt names its variants"),

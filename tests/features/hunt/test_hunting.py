@@ -129,3 +129,53 @@ def test_a_known_example_is_the_first() -> None:
     bench = SimulatedBench(REFERENCE, wrong_if(lambda x: bool(x.case.value_of("sink"))))
     hunted = hunted_by(bench, known=[known])
     assert next(iter(bench.calls)) == hunted.faults[0].example == known
+
+
+class Known:
+    """A ledger with one entry: wrong without a mask is known."""
+
+    examples = (read_example("b1h1s1d64-fp16-sink-seed0"),)
+
+    def avoids(self, example: Example) -> bool:
+        """Examples with a cap end the process."""
+        return bool(example.case.value_of("softcap"))
+
+    def excuses(self, example: Example, outcome: Outcome) -> bool:
+        """Sinks are known to be wrong."""
+        return bool(example.case.value_of("sink")) and outcome == Outcome.WRONG
+
+
+def test_a_known_fault_hides_no_other_one() -> None:
+    """What fails in another way is found, and what is known to end the process is not launched."""
+
+    def outcome_of(example: Example) -> Outcome:
+        case = example.case
+        if case.value_of("sink"):
+            return Outcome.CRASHED if case.batch > 1 else Outcome.WRONG
+        return Outcome.OK
+
+    bench = SimulatedBench(REFERENCE, outcome_of)
+    hunted = hunted_by(bench, most_faults=2, excuses=Known())
+    assert [(str(fault.example), fault.verdict.outcome) for fault in hunted.faults] == [
+        ("b1h1s1d64-fp16-sink-seed0", Outcome.WRONG),
+        ("b2h1s1d64-fp16-sink-seed0", Outcome.CRASHED),
+    ]
+    assert not any(example.case.value_of("softcap") for example in bench.calls)
+
+
+def test_a_known_example_is_right_only_after_many_judgements() -> None:
+    """A fault that shows rarely is not forgotten, and neither is one that was not judged."""
+    rare, foreign = read_example("b1h1s1d64-fp16-sink-seed0"), read_example("b1h1s1d64-e4m3-seed0")
+    right: list[Example] = []
+    bench = SimulatedBench(REFERENCE, lambda _: Outcome.WRONG if bench.calls.total() % 10 == 0 else Outcome.OK)
+    hunted_by(bench, seconds=0.001, known=[rare, foreign], right=right.append)
+    assert right == []
+    assert bench.calls[rare] >= 10
+    assert bench.calls[foreign] == 0
+
+
+def test_lengths_of_a_remainder_are_the_smallest() -> None:
+    """Hypothesis stops at a length from which no small step fails."""
+    fault = first_fault(wrong_if(lambda x: x.case.seq_q % 7 == 0))
+    assert fault.example.case.seq_q == 7
+    assert "S_q % 7 = 0" in {rule.words for rule in fault.rules}

@@ -49,12 +49,24 @@ def test_only_the_known_fault_is_excused(tmp_path: Path) -> None:
 
 def test_a_fault_that_is_gone_is_unexpected(tmp_path: Path) -> None:
     """The sentence says what to do."""
-    (text,) = Ledger(written(tmp_path), "sdpa_flash", "cuda").unexpected([SMALLEST])
+    (text,) = Ledger(written(tmp_path), "sdpa_flash", "cuda").unexpected([SMALLEST], {})
     assert text == (
         "b1h1s1d64-fp16-sink-seed0 no longer fails with wrong: the sink is lost; drop it from known.yaml, or give the "
         "versions that have it"
     )
-    assert Ledger(written(tmp_path), "sdpa_flash", "cuda").unexpected([]) == ()
+    assert Ledger(written(tmp_path), "sdpa_flash", "cuda").unexpected([], {}) == ()
+    (text,) = Ledger(written(tmp_path), "sdpa_flash", "cuda").unexpected([], {SMALLEST: "no sink"})
+    assert text == "b1h1s1d64-fp16-sink-seed0 of known.yaml cannot be judged: no sink"
+
+
+def test_a_known_fault_that_ends_the_process_is_not_launched(tmp_path: Path) -> None:
+    """Other known faults are, because another one may show beside them."""
+    ledger = Ledger(written(tmp_path), "sdpa_flash", "cuda")
+    assert ledger.excuses(SMALLEST, Outcome.WRONG)
+    assert not ledger.avoids(SMALLEST)
+    ending = Ledger(written(tmp_path, ENTRY.replace("wrong", "device_error")), "sdpa_flash", "cuda")
+    assert ending.avoids(SMALLEST)
+    assert not ending.avoids(read_example("b1h1s1d64-fp16-seed0"))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +77,8 @@ def test_a_fault_that_is_gone_is_unexpected(tmp_path: Path) -> None:
         ("b1h1s1d64-fp16-sink-seed0", "b1h1", "is malformed"),
         (">=8", "8 or more", "Invalid specifier"),
         ("because", "why", "Object contains unknown field `why`"),
+        ("outcome: wrong", "outcome: ok", "ok is no failure"),
+        ("*-sink-*", "*-cap*", "its pattern does not match it"),
     ],
 )
 def test_a_ledger_that_cannot_be_read(tmp_path: Path, old: str, new: str, problem: str) -> None:
