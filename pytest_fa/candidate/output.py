@@ -56,7 +56,8 @@ def _what_to_return(out: torch.Tensor, like: torch.Tensor, name: str) -> str:
     """What to write if another dtype or layout is all that is wrong."""
     verb = "write `return " if name == "out" else "return `"
     if out.shape == like.shape:
-        return f" ({verb}{name}.to({'torch.float32' if like.dtype == torch.float32 else 'q.dtype'})`)"
+        is_float32 = name in OF_PARTS and like.dtype == torch.float32
+        return f" ({verb}{name}.to({'torch.float32' if is_float32 else 'q.dtype'})`)"
     if name in OF_PARTS:
         return ""
     batch, heads, rows, columns = like.shape

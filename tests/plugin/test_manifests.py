@@ -11,8 +11,8 @@ from tests.projects import CASE, ONE_CASE, NewProject, Project, Run
 
 MANIFEST_KEYS = (
     "step, because, expect, parent, role, computes, cases, entry, arch, supports, instantiations, defines, flags, "
-    "rounds, limits, tolerance, deterministic, invariant, optional, omits, suppressions, returns, conventions, "
-    "sweep, truth, variants"
+    "rounds, limits, tolerance, deterministic, invariant, checks_arguments, optional, omits, suppressions, returns, "
+    "conventions, sweep, truth, variants"
 )
 BROKEN = {
     "unknown_key": (PYTHON_MANIFEST + "rol: overhead\n", "unknown key 'rol' in the manifest; did you mean 'role'?"),

@@ -9,6 +9,7 @@ from tests.projects import NewProject, Project
 
 VALUES = {"--fa-gate": "0.9", "--fa-sweep": "good", "-n": "2", "--fa-gate-gpus": "2", "--fa-define": "A=1"}
 VALUES |= {"--fa-truth": "w.py:truth", "--fa-variant": "good", "--fa-shard": "1/2", "--fa-sanitize": "memcheck"}
+VALUES |= {"--fa-hunt": "good", "--fa-case": "b1h1s1d64-fp16", "--fa-soak": "5"}
 
 
 @pytest.fixture(scope="module")
