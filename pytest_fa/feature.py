@@ -130,6 +130,7 @@ class CaseRules:
 
     confirms_times: bool = True  # by the profiler, in a process of its own
     repeats: int | None = None  # of a judged call
+    cross_checks: bool = True  # whether a wrong output is compared with SDPA's on the same inputs
     watchdog_seconds: Callable[[Any, str], float | None] | None = None  # of a variant and a device
     always_own_work: bool = False  # each variant is judged without torch's attention
     excuses_neighbours: bool = True  # other processes on the GPU excuse a time that its clocks do not confirm

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # 0.4 to 1 of it.  With a cap of 2, a key that is hidden before the cap would still count; with 50 it would not.
 SMALL_CAP = 2.0
 LARGE_CAP, LARGE_SCALE = 50.0, 3.0
-MOST_PLAIN_CAP = 8  # a larger one shows only with larger scores than those of N(0, 1) data
+MAX_PLAIN_CAP = 8  # a larger one shows only with larger scores than those of N(0, 1) data
 LOOK = "look at the soft cap"
 HALVES = {f"torch.{each.torch_name}": name for name, each in FORMATS.items() if each.element_bytes == 2}  # noqa: PLR2004
 
@@ -98,7 +98,7 @@ class SoftCap(Part):
         if not claim:
             return {"softcap": 0.0}
         cap = whole(1, int(LARGE_CAP))
-        return {"softcap": float(cap), **({"scale": LARGE_SCALE} if cap > MOST_PLAIN_CAP else {})}
+        return {"softcap": float(cap), **({"scale": LARGE_SCALE} if cap > MAX_PLAIN_CAP else {})}
 
     def claim_words(self, claim: Any) -> str:  # one of `claims`
         """The cap that was not judged."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OPEN = -1  # what libraries pass for an open side
 MAX_SIDE = 2**31 - 1
-MOST_RANDOM = 200  # keys on one side of a query, in random cases: some tiles
+MAX_RANDOM_SIDE = 200  # keys on one side of a query, in random cases: some tiles
 AS_WINDOW = "a window and a causal mask are one thing; write the window with 0 after a query, such as -win127_0"
 AS_MASK = "a window that is open before a query and has 0 after it is the bottom-right mask: write -causal_br"
 WORDS = ("window_left", "window_right")
@@ -208,10 +208,10 @@ class SlidingWindow(Part):
         """Sides of up to several tiles, of which one may be open or negative."""
         if claim == "none":
             return {"window": PLAIN}
-        left = whole(0, MOST_RANDOM)
+        left = whole(0, MAX_RANDOM_SIDE)
         if claim == "left":
             return {"window": Window(left, 0)}
-        right = whole(1, MOST_RANDOM)
+        right = whole(1, MAX_RANDOM_SIDE)
         if claim == "negative":  # that many keys less on one side, and at least one key is left
             least = whole(1, max(1, right - 1))
             return {"window": (Window(-least, right), Window(right, -least))[whole(0, 1)]}

@@ -238,7 +238,7 @@ class CaseRunner:
             time=kind == "speed" and self.options.timing,
             repeats=self._repeats(kind, is_gpu_baseline=variant.role == "baseline" and device == "cuda"),
             property_name=property_name,
-            cross_checks=self._cross_checks(variant, case, device) if self.rules.repeats is None else (),
+            cross_checks=self._cross_checks(variant, case, device) if self.rules.cross_checks else (),
             watchdog_seconds=self.watchdog_seconds(variant, device),
             without_attention=self._needs_own_work(variant, kind),
             is_further_seed=self._is_further_seed(variant, case, kind),

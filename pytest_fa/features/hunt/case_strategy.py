@@ -6,7 +6,7 @@ The first value of each choice is the plainest one, because Hypothesis shrinks t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,18 +20,24 @@ from pytest_fa.errors import UsageProblem
 from pytest_fa.features.hunt.example import HUNTED_PROPERTIES, Example, can_test
 from pytest_fa.features.hunt.optional_hypothesis import st
 
-MOST_PARTS = 4  # of attention that are not plain in one case
-MOST_BATCHES, MOST_HEADS = 4, 6
-TILE, MOST_TILES = 64, 8
+MAX_PARTS = 4  # of attention that are not plain in one case
+MAX_BATCHES, MAX_HEADS = 4, 6
+TILE, MAX_TILES = 64, 8
 LONG = 1100
-MOST_SEED = 2**16
-MOST_PRODUCTS: dict[Device, int] = {"cpu": 2**23, "cuda": 2**28}  # multiplications of Q K^T in one case
+MAX_SEED = 2**16
+MAX_PRODUCTS: dict[Device, int] = {"cpu": 2**23, "cuda": 2**28}  # multiplications of Q K^T in one case
 ONE_IN = 4  # examples, on which a property is tested; the output of the others is judged
 
 Draw = Callable[["st.SearchStrategy[Any]"], Any]
-PartChange = tuple[
-    int, Part, object, Mapping[str, Any]
-]  # the place of a part, the part, its value, and the fields for it
+
+
+class PartChange(NamedTuple):
+    """One part that is not plain in a case: its place among the varied parts, its value, and the fields for that."""
+
+    place: int
+    part: Part
+    claim: object
+    fields: Mapping[str, Any]
 
 
 def examples_of(variant: Variant, device: Device, dtypes: tuple[str, ...] = ()) -> st.SearchStrategy[Example]:
@@ -39,10 +45,9 @@ def examples_of(variant: Variant, device: Device, dtypes: tuple[str, ...] = ()) 
 
     Raises `UsageProblem` for a variant that supports no case of these dtypes.
     """
+    require_hunted(variant, dtypes)
     first = factors_of(variant, dtypes).first_with()
-    if first is None or variant.cases:
-        why = why_not_hunted(variant, dtypes)
-        raise UsageProblem(f"--fa-hunt: {variant.name} cannot be hunted: {why}; hunt another variant")
+    assert first  # noqa: S101  # a variant without cases is not hunted
     built = [pair for pair in variant.instantiations if not dtypes or pair[0] in dtypes]
     pairs = sorted(built, key=lambda pair: (pair[0] != first.dtype, pair[1] != first.head_dim, pair[1]))
     varied = [part for part in parts.PARTS if len(part.hunted_claims(variant.supports)) > 1]
@@ -55,8 +60,8 @@ def examples_of(variant: Variant, device: Device, dtypes: tuple[str, ...] = ()) 
     def examples(draw: Draw) -> Example:
         dtype, head_dim = draw(st.sampled_from(pairs))
         seq_q, seq_k = draw(queries), draw(keys)
-        batch, heads = draw(st.integers(1, MOST_BATCHES)), draw(st.integers(1, MOST_HEADS))
-        seed = draw(st.integers(0, MOST_SEED))
+        batch, heads = draw(st.integers(1, MAX_BATCHES)), draw(st.integers(1, MAX_HEADS))
+        seed = draw(st.integers(0, MAX_SEED))
         lengths = least_lengths(variant, seq_q, max(seq_q, variant.supports.seq_k_min) if seq_k is None else seq_k)
         plain = plain_case(batch, heads, lengths[0], head_dim, dtype, seed, seq_k=lengths[1]).computing(
             variant.computes
@@ -65,7 +70,7 @@ def examples_of(variant: Variant, device: Device, dtypes: tuple[str, ...] = ()) 
         case = case.with_fields({"fp8_out": variant.supports.fp8_out_of(dtype)})
         for change in sorted(draw(changes(heads)), key=_place_of):
             case = _with_part(case, change, varied, variant)
-        case = _within(case, variant, MOST_PRODUCTS[device])
+        case = _within(case, variant, MAX_PRODUCTS[device])
         name = draw(st.sampled_from(names)) if names and draw(st.integers(0, ONE_IN - 1)) == ONE_IN - 1 else ""
         return Example(case, name if can_test(name, case) else "")
 
@@ -82,6 +87,12 @@ def why_not_hunted(variant: Variant, dtypes: tuple[str, ...] = ()) -> str:
     return "" if factors_of(variant, dtypes).first_with() else f"it supports no case in {' or '.join(dtypes)}"
 
 
+def require_hunted(variant: Variant, dtypes: tuple[str, ...] = ()) -> None:
+    """Raise `UsageProblem` for a variant that has no random cases."""
+    if why := why_not_hunted(variant, dtypes):
+        raise UsageProblem(f"--fa-hunt: {variant.name} cannot be hunted: {why}; hunt another variant")
+
+
 def is_usable(case: Case, variant: Variant) -> bool:
     """Whether a case is possible and the variant claims to support it."""
     return problem_of(case) is None and variant.refuses(case) is None
@@ -89,7 +100,7 @@ def is_usable(case: Case, variant: Variant) -> bool:
 
 def _lengths(least: int) -> st.SearchStrategy[int]:
     """Numbers of queries or keys: few, some, near the ends of tiles, and many."""
-    near_ends = st.builds(_near_end, st.integers(1, MOST_TILES), st.integers(-2, 2))
+    near_ends = st.builds(_near_end, st.integers(1, MAX_TILES), st.integers(-2, 2))
     return st.integers(least, 16) | st.integers(least, 3 * TILE) | near_ends | st.integers(max(1, least), LONG)
 
 
@@ -108,14 +119,15 @@ def _changes(variant: Variant, varied: list[Part]) -> Callable[[int], st.SearchS
         place = draw(st.integers(0, len(varied) - 1))
         part = varied[place]
         claim = draw(st.sampled_from(part.hunted_claims(variant.supports)[1:]))
-        return place, part, claim, part.random_fields(claim, heads, lambda low, high: draw(st.integers(low, high)))
+        fields = part.random_fields(claim, heads, lambda low, high: draw(st.integers(low, high)))
+        return PartChange(place, part, claim, fields)
 
-    most = MOST_PARTS if varied else 0
+    most = MAX_PARTS if varied else 0
     return lambda heads: st.lists(change(heads), unique_by=_place_of, max_size=most)
 
 
 def _place_of(change: PartChange) -> int:
-    return change[0]
+    return change.place
 
 
 def _with_part(case: Case, change: PartChange, varied: list[Part], variant: Variant) -> Case:

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_fa.catalog.plan import Plan
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.features.hunt.case_strategy import examples_of, why_not_hunted
+from pytest_fa.features.hunt.case_strategy import require_hunted, why_not_hunted
 from pytest_fa.features.hunt.example import read_example
 from pytest_fa.features.hunt.hunted import Hunt
 from pytest_fa.features.hunt.ledger import LEDGER_NAME, read_ledger
@@ -29,11 +29,11 @@ class Hooks:
 
     def pytest_fa_check(self, config: pytest.Config) -> None:
         """Refuse a variant that cannot be hunted, and an example that is none."""
-        plan = session_of(config).run_plan.plan
-        asked = options_of(config.stash[OPTIONS_KEY])
+        plan, asked = session_of(config).run_plan.plan, options_of(config.stash[OPTIONS_KEY])
+        has_any = bool(_hunted(plan))
         for variant in plan.judged:
-            if variant.name in asked.names or not _hunted(plan):  # others of a glob are left out
-                examples_of(variant, "cpu", plan.dtypes)
+            if variant.name in asked.names or not has_any:  # others of a glob are left out
+                require_hunted(variant, plan.dtypes)
         for text in asked.again:
             read_example(text)
         for folder in config.stash[OPTIONS_KEY].kernels:

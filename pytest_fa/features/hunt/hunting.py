@@ -21,9 +21,10 @@ from pytest_fa.records.outcome import Outcome
 
 ROUND = 10  # random examples of one search; after the tenth, Hypothesis makes others like those before
 SHRINK_SECONDS = 30.0  # for one fault, also after the end of the hunt
-MOST_FAULTS = 8
+MAX_FAULTS = 8
 RATE_JUDGEMENTS = 10  # of a failing example, after which its rate of failures is known
-LEAST_REPEATS, MOST_REPEATS = 20, 200  # of each example while a fault is shrunk that does not always show
+LEAST_REPEATS, MAX_REPEATS = 20, 200  # of each example while a fault is shrunk that does not always show
+FIRST_JUDGEMENTS = 2  # further ones of a failing example, which tell whether it always fails
 FEW_TOKENS = 17
 NO_EXCUSES = NoExcuses()
 ENOUGH_FAILURES = 3  # expected in the repeats of an example that has the fault
@@ -80,7 +81,7 @@ def hunt(  # noqa: PLR0913  # what a hunt is asked, and where it tells what it f
     known: Iterable[Example] = (),
     found: Callable[[FoundFault], object] = lambda _: None,
     right: Callable[[Example], object] = lambda _: None,
-    most_faults: int = MOST_FAULTS,
+    max_faults: int = MAX_FAULTS,
     excuses: Excuses = NO_EXCUSES,
 ) -> Hunted:
     """Judge `known` examples and then random ones for so many seconds, or until there are so many faults.
@@ -92,7 +93,7 @@ def hunt(  # noqa: PLR0913  # what a hunt is asked, and where it tells what it f
     run = _Hunt(bench, variant, Judgements(bench, start + seconds), excuses, found)
     run.judge_known(known, right)
     number = 0
-    while not run.judgements.is_over and len(run.faults) < most_faults and all(fault.rules for fault in run.new_faults):
+    while not run.judgements.is_over and len(run.faults) < max_faults and all(fault.rules for fault in run.new_faults):
         number += 1
         if (first := _first_failing(strategy, run.is_new, f"{seed}-{number}")) is not None:
             run.note(_shrunk(first, strategy, run.is_new, run.judgements, f"{seed}-{number}"))
@@ -150,11 +151,12 @@ def judge_again(bench: ExampleBench, examples: Iterable[Example]) -> Hunted:
     start, faults, judgements = time.monotonic(), list[FoundFault](), Judgements(bench, math.inf)
     for example in examples:
         verdict = bench.judge_thoroughly(example)
-        judgements.judged += 1
+        judgements.judged += verdict.record is not None
+        judgements.refused += verdict.record is None
         if verdict.failed:
             faults.append(FoundFault(example, example, verdict, (), 1, 1, judgements.judged, 0))
     seconds = time.monotonic() - start
-    return Hunted(tuple(faults), judgements.judged, 0, seconds, seconds)
+    return Hunted(tuple(faults), judgements.judged, judgements.refused, seconds, seconds)
 
 
 def _first_failing(strategy: st.SearchStrategy[Example], fails: Callable[[Example], bool], seed: str) -> Example | None:
@@ -183,10 +185,10 @@ def _shrunk(
         return _Search(first, first, before)
     judgements.deadline = max(deadline, time.monotonic() + SHRINK_SECONDS)
     if not verdict.ends_process:
-        failed = 1 + sum(judgements.new(first).failed for _ in range(2))
-        if failed < 3:  # noqa: PLR2004  # not always
-            failed += sum(judgements.new(first).failed for _ in range(RATE_JUDGEMENTS - 3))
-            judgements.repeats = _repeats(failed)
+        failed, judged = judgements.failures(first, FIRST_JUDGEMENTS)
+        if failed < judged:  # not always
+            more, further = judgements.failures(first, RATE_JUDGEMENTS - 1 - judged)
+            judgements.repeats = _repeats(1 + failed + more, 1 + judged + further)
 
     def fails_alike(example: Example) -> bool:
         """Whether an example fails as the first one, which may have another fault than simpler ones."""
@@ -226,29 +228,32 @@ def _explained(search: _Search, judgements: Judgements, bench: ExampleBench, var
     """
     first, smallest, after, shrinking = search
     verdict, failed, judged, note, deadline = judgements.of(smallest), 1, 1, "", judgements.deadline
+    if not verdict.ends_process:
+        thorough = bench.judge_thoroughly(smallest)  # in a new process
+        note = "" if thorough.failed else "in a new process it is right: look for a state that calls leave behind"
+        verdict = thorough if thorough.failed else verdict
     if verdict.ends_process:
         note = "a call that ends or blocks its process is not made again"
     else:
-        thorough, judged = bench.judge_thoroughly(smallest), RATE_JUDGEMENTS  # in a new process
-        note = "" if thorough.failed else "in a new process it is right: look for a state that calls leave behind"
-        failed += sum(judgements.new(smallest).failed for _ in range(judged - 1))
-        judgements.repeats = 1 if failed == judged else _repeats(failed)
-        verdict = thorough if thorough.failed else verdict
-    judgements.deadline = 0.0 if verdict.outcome == Outcome.HUNG else max(deadline, time.monotonic() + SHRINK_SECONDS)
+        more, further = judgements.failures(smallest, RATE_JUDGEMENTS - 1)
+        failed, judged = failed + more, judged + further
+        judgements.repeats = 1 if failed == judged else _repeats(failed, judged)
+    judgements.deadline = max(deadline, time.monotonic() + SHRINK_SECONDS)
 
     def fails(example: Example) -> bool | None:
         if not bench.is_usable(example) or (other := judgements.of(example)).record is None:
             return None
         return other.failed
 
-    rules = what_matters(smallest, variant, fails) if judgements.deadline else names_of(smallest)
+    is_hang = verdict.outcome == Outcome.HUNG  # after which each other example may hang, too
+    rules = names_of(smallest) if is_hang else what_matters(smallest, variant, fails)
     judgements.deadline, judgements.repeats = deadline, 1
     return FoundFault(first, smallest, verdict, rules, failed, judged, after, shrinking, note)
 
 
-def _repeats(failed: int) -> int:
-    """The judgements of an example in which a fault shows that failed in so many of `RATE_JUDGEMENTS`."""
-    return min(MOST_REPEATS, max(LEAST_REPEATS, math.ceil(ENOUGH_FAILURES * RATE_JUDGEMENTS / failed)))
+def _repeats(failed: int, judged: int) -> int:
+    """The judgements of an example in which a fault shows that failed in so many of those judged."""
+    return min(MAX_REPEATS, max(LEAST_REPEATS, math.ceil(ENOUGH_FAILURES * judged / failed)))
 
 
 def _settings(*phases: Phase) -> settings:

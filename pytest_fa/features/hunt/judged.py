@@ -119,6 +119,16 @@ class Judgements:
         self._known[example] = verdict
         return verdict
 
+    def failures(self, example: Example, most: int) -> tuple[int, int]:
+        """How many of up to so many further verdicts fail, and their number; one that ends the process is the last."""
+        failed = judged = 0
+        for _ in range(most):
+            verdict = self.new(example)
+            failed, judged = failed + verdict.failed, judged + 1
+            if verdict.ends_process:
+                break
+        return failed, judged
+
     def new(self, example: Example) -> ExampleVerdict:
         """A further verdict on an example."""
         start = time.monotonic()

@@ -23,7 +23,6 @@ from pytest_fa.features.hunt.judged import NEVER_REPEATED
 from pytest_fa.records.outcome import Outcome
 
 LEDGER_NAME = "known.yaml"
-NOT_REPORTED = "not reported as far as we know"
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -32,7 +31,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `variant` is a name or a glob, and `example` the smallest example that fails with `outcome`.  `pattern` is a glob of
     all examples that may fail so; without one, it is `example` alone.  `versions` has the range of each package in
-    which the fault is, such as `torch: ">=2.5,<2.12"`.  `reference` is the public report, or `NOT_REPORTED`.
+    which the fault is, such as `torch: ">=2.5,<2.12"`.  `reference` is the public report, or says that there is none.
     """
 
     variant: Text
@@ -81,13 +80,13 @@ class Ledger:
 
     def unexpected(self, right: Iterable[Example], unusable: Mapping[Example, str]) -> tuple[str, ...]:
         """A sentence for each entry whose example is right, or cannot be judged, with the reason."""
-        texts = {str(example) for example in right}
+        right = set(right)
         of_unusable = tuple(f"{example} of {LEDGER_NAME} cannot be judged: {why}" for example, why in unusable.items())
         return of_unusable + tuple(
             f"{entry.example} no longer fails with {entry.outcome}: {entry.because}; drop it from {LEDGER_NAME}, or "
             f"give the versions that have it"
             for entry in self._entries
-            if entry.example in texts
+            if read_example(entry.example) in right
         )
 
 

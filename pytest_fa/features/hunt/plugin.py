@@ -64,7 +64,7 @@ class HuntOptions(FeatureOptions):
     variants_flag = "--fa-hunt"
     only_tests = ("test_hunt",)
     why_nothing = "nothing was hunted"
-    case_rules = CaseRules(repeats=REPEATS, confirms_times=False)
+    case_rules = CaseRules(repeats=REPEATS, cross_checks=False, confirms_times=False)
 
     @property
     def variants(self) -> tuple[str, ...]:  # type: ignore[override]  # a value there

@@ -24,7 +24,7 @@ from pytest_fa.plugin.state import progress_line
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record
 from pytest_fa.session.builds import device_of
-from pytest_fa.session.refusals import NotJudged
+from pytest_fa.session.refusals import CannotRun, NotJudged, Refused
 from pytest_fa.session.session import Session
 from pytest_fa.wire.jobs import CaseResult
 
@@ -70,10 +70,19 @@ def run_hunt(fa_run: FaRun, variant: Variant, hunter: int) -> Record:
             right=right.append,
             excuses=ledger,
         )
+    if not hunted.judged:
+        raise _nothing_judged(variant, hunted)
     for example in right:
         kept.forget(example)
     unusable = {example: why for example in ledger.examples if (why := bench.why_unusable(example))}
     return _record(session, variant, hunted, seed, ledger, ledger.unexpected(right, {} if again else unusable))
+
+
+def _nothing_judged(variant: Variant, hunted: Hunted) -> CannotRun:
+    """Why a hunt has no verdict."""
+    if hunted.refused:
+        return Refused(f"{variant.name} refused all {hunted.refused} cases that it was given")
+    return NotJudged(f"no case of {variant.name} was judged in {hunted.seconds:.0f} s; give more --fa-hunt-seconds")
 
 
 def _record(  # what a hunt is told by

@@ -35,7 +35,6 @@ class Need(NamedTuple):
 
 def what_matters(example: Example, variant: Variant, fails: Fails) -> tuple[Need, ...]:
     """The rules that the failing examples near this one have in common.  Each further one is judged by `fails`."""
-    lengths = _tried_lengths(example, fails)
     rules = [
         _property_rule(example, fails),
         *(_text_rule(example, token, fails) for token in _tokens(example.case)),
@@ -43,7 +42,7 @@ def what_matters(example: Example, variant: Variant, fails: Fails) -> tuple[Need
         _size_rule(example, "head_dim", _head_dims(variant, example.case), fails),
         _size_rule(example, "batch", COUNTS, fails),
         _size_rule(example, "heads", COUNTS, fails),
-        *lengths,
+        *_tried_lengths(example, fails),
     ]
     of_data = _seed_rule(example, fails)
     needs = [rule for rule in rules if rule and not (of_data and rule.is_list)]  # other sizes have other data

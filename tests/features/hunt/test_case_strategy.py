@@ -11,7 +11,7 @@ pytest.importorskip("hypothesis")
 from pytest_fa.attention import parts
 from pytest_fa.catalog.variant import Supports
 from pytest_fa.errors import UsageProblem
-from pytest_fa.features.hunt.case_strategy import MOST_PRODUCTS, examples_of
+from pytest_fa.features.hunt.case_strategy import MAX_PRODUCTS, examples_of
 from pytest_fa.features.hunt.example import Example, can_test, read_example
 from pytest_fa.features.hunt.hunting import _settings
 from pytest_fa.features.hunt.optional_hypothesis import NoSuchExample, Phase, find
@@ -48,7 +48,7 @@ def test_all_that_is_claimed_is_hunted(name: str) -> None:
         assert read_example(str(example)) == example
         assert can_test(example.property_name, example.case)
         sizes = example.case.batch * example.case.heads * example.case.seq_q * example.case.seq_k
-        assert sizes * example.case.head_dim <= 4 * MOST_PRODUCTS["cpu"]  # some parts fix the number of batches
+        assert sizes * example.case.head_dim <= 4 * MAX_PRODUCTS["cpu"]  # some parts fix the number of batches
     for part in parts.claimed_parts():
         seen = {part.claimed_by(example.case) for example in examples}
         assert seen >= set(part.hunted_claims(hunted.supports)) - {None} or len(seen) > 5, part.name

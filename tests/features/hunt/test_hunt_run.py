@@ -45,6 +45,18 @@ def test_an_example_is_judged_again_alone(hunted: Project) -> None:
     assert "--fa-hunt-again: mine does not support b1h1s1d64-bf16: dtype is bf16" in unclaimed.text
 
 
+def test_a_baseline_that_refuses_all_is_not_right(hunted: Project) -> None:
+    """Nothing was judged, so the run is not green."""
+    source = (
+        "from pytest_fa.errors import UnsupportedCase\n\n\ndef forward(*_, **__):\n    raise UnsupportedCase('never')\n"
+    )
+    hunted.python_variant("mine", source, "role: baseline\n" + PYTHON_MANIFEST)
+    run = hunted.suite("--fa-hunt=mine", "--fa-hunt-seconds=1")
+    assert run.outcomes == {"test_hunt[mine]": "skipped"}
+    assert run.ret != 0
+    assert "mine refused all" in run.text
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -11,7 +11,9 @@ pytest.importorskip("hypothesis")
 from pytest_fa.features.hunt.case_strategy import examples_of
 from pytest_fa.features.hunt.example import Example, read_example
 from pytest_fa.features.hunt.hunting import FoundFault, Hunted, hunt
+from pytest_fa.features.hunt.judged import ExampleVerdict
 from pytest_fa.records.outcome import Outcome
+from tests.factories import record
 from tests.features.hunt.simulated import OutcomeOf, SimulatedBench, known_variant
 
 REFERENCE = known_variant("reference")
@@ -23,9 +25,9 @@ def wrong_if(is_wrong: Callable[[Example], bool]) -> OutcomeOf:
     return lambda example: Outcome.WRONG if is_wrong(example) else Outcome.OK
 
 
-def hunted_by(bench: SimulatedBench, most_faults: int = 1, seconds: float = 60.0, **more: object) -> Hunted:
+def hunted_by(bench: SimulatedBench, max_faults: int = 1, seconds: float = 60.0, **more: object) -> Hunted:
     """The result of a hunt of a simulated kernel."""
-    arguments = {"seconds": seconds, "seed": 1, "most_faults": most_faults, **more}
+    arguments = {"seconds": seconds, "seed": 1, "max_faults": max_faults, **more}
     return hunt(bench, REFERENCE, STRATEGY, **arguments)  # type: ignore[arg-type]  # as asked
 
 
@@ -82,7 +84,7 @@ def test_a_fault_is_shrunk_and_explained(name: str) -> None:
 def test_a_second_fault_is_found_beside_the_first() -> None:
     """What the first fault explains is passed over, and the other one is found."""
     bench = SimulatedBench(REFERENCE, wrong_if(lambda x: x.case.dtype == "bf16" or bool(x.case.value_of("sink"))))
-    hunted = hunted_by(bench, most_faults=2)
+    hunted = hunted_by(bench, max_faults=2)
     assert {str(fault.example) for fault in hunted.faults} == {"b1h1s1d64-bf16-seed0", "b1h1s1d64-fp16-sink-seed0"}
 
 
@@ -155,7 +157,7 @@ def test_a_known_fault_hides_no_other_one() -> None:
         return Outcome.OK
 
     bench = SimulatedBench(REFERENCE, outcome_of)
-    hunted = hunted_by(bench, most_faults=2, excuses=Known())
+    hunted = hunted_by(bench, max_faults=2, excuses=Known())
     assert [(str(fault.example), fault.verdict.outcome) for fault in hunted.faults] == [
         ("b1h1s1d64-fp16-sink-seed0", Outcome.WRONG),
         ("b2h1s1d64-fp16-sink-seed0", Outcome.CRASHED),
@@ -179,3 +181,23 @@ def test_lengths_of_a_remainder_are_the_smallest() -> None:
     fault = first_fault(wrong_if(lambda x: x.case.seq_q % 7 == 0))
     assert fault.example.case.seq_q == 7
     assert "S_q % 7 = 0" in {rule.words for rule in fault.rules}
+
+
+class CrashingThoroughly(SimulatedBench):
+    """Its kernel ends the process only with as many calls as the suites make."""
+
+    thorough = 0
+
+    def judge_thoroughly(self, example: Example) -> ExampleVerdict:
+        """It crashes."""
+        self.thorough += 1
+        self.calls.clear()
+        return ExampleVerdict(record(case=example.case.id, outcome=Outcome.CRASHED))
+
+
+def test_a_crash_of_the_thorough_judgement_is_launched_once() -> None:
+    """The example is not judged again after it."""
+    bench = CrashingThoroughly(REFERENCE, wrong_if(lambda x: bool(x.case.value_of("sink"))))
+    (fault,) = hunted_by(bench).faults
+    assert fault.verdict.outcome == Outcome.CRASHED
+    assert (bench.thorough, bench.calls[fault.example]) == (1, 0)

@@ -54,6 +54,8 @@ def test_a_fault_that_is_gone_is_unexpected(tmp_path: Path) -> None:
         "b1h1s1d64-fp16-sink-seed0 no longer fails with wrong: the sink is lost; drop it from known.yaml, or give the "
         "versions that have it"
     )
+    without_seed = written(tmp_path, ENTRY.replace("-sink-seed0", "-sink"))
+    assert len(Ledger(without_seed, "sdpa_flash", "cuda").unexpected([SMALLEST], {})) == 1
     assert Ledger(written(tmp_path), "sdpa_flash", "cuda").unexpected([], {}) == ()
     (text,) = Ledger(written(tmp_path), "sdpa_flash", "cuda").unexpected([], {SMALLEST: "no sink"})
     assert text == "b1h1s1d64-fp16-sink-seed0 of known.yaml cannot be judged: no sink"

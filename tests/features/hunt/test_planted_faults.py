@@ -25,7 +25,7 @@ from pytest_fa.session.run_plan import RunPlan
 SELFTEST = Path(pytest_fa.__file__).parent / "features" / "selftest"
 FOLDERS = ("python_part_faults", "python_backward_faults")
 SECONDS = 60.0
-MOST_CASES, MOST_PARTS = 200, 2
+MAX_CASES, MAX_PARTS = 200, 2
 # What no random case shows: a state between calls, races that need thousands of calls, or layouts with views of others.
 SHOWN_ELSEWHERE = frozenset(("gradients_kept_by_shape", "dq_flickers"))
 
@@ -46,7 +46,7 @@ def first_fault(variant: Variant, seed: int) -> FoundFault | None:
     with open_session(options) as session:
         start(session, variant)
         bench = RunBench(session.runner, variant)
-        hunted = hunt(bench, variant, examples_of(variant, "cpu"), seconds=SECONDS, seed=seed, most_faults=1)
+        hunted = hunt(bench, variant, examples_of(variant, "cpu"), seconds=SECONDS, seed=seed, max_faults=1)
         return next(iter(hunted.faults), None)
 
 
@@ -64,6 +64,6 @@ def test_planted_faults_are_found_and_shrunk() -> None:
     found = {name: fault for name, fault in faults.items() if fault is not None}
     print(*(f"{name}: after {each.after}: {each.example}" for name, each in found.items()), sep="\n")  # noqa: T201
     assert len(missed) <= 0.1 * len(faults), missed
-    assert statistics.median(fault.after for fault in found.values()) <= MOST_CASES
-    few = [name for name, fault in found.items() if parts_of(fault.example.case) <= MOST_PARTS]
+    assert statistics.median(fault.after for fault in found.values()) <= MAX_CASES
+    few = [name for name, fault in found.items() if parts_of(fault.example.case) <= MAX_PARTS]
     assert len(few) >= 0.9 * len(found), set(found) - set(few)
