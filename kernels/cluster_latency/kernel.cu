@@ -12,22 +12,18 @@
 //          warpgroup; up to 128 keys: 1 warpgroup, 1 block; 98 KB of shared memory per block, 192 KB at D = 128
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads;
 //          rows contiguous and 16-byte aligned, with strides that TMA accepts
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <math_constants.h>
 
 #include <type_traits>
 
+#include "fa/entry.h"
 #include "fa/hopper.cuh"
 #include "fa/launch.h"
+#include "fa/omit.cuh"
 #include "fa/params.cuh"
 #include "fa/ptx.cuh"
+#include "fa/tensor_map.h"
 #include "fa/warp.cuh"
-#include "fa_forward.h"
-#include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
-
-using fp16 = __half;
-using bf16 = __nv_bfloat16;
 
 // How the work is divided:
 // - A block computes 64 queries of one head, because a wgmma always computes 64 rows.
@@ -39,7 +35,7 @@ using bf16 = __nv_bfloat16;
 //   for its GROUP_KEYS of them.
 // - After the last pass, the partial results (O, m and l) are merged: first those of the warpgroups, then those of the blocks.
 
-// The barriers of this kernel and what each guarantees.  A test omits one with OMIT_BARRIER, to check that the error is detected.
+// The barriers of this kernel and what each guarantees.
 enum Barrier {
   NONE,
   Q_FULL,                // TMA has written Q
@@ -50,7 +46,7 @@ enum Barrier {
   PEER_O_FULL,           // the partial O of the other block has arrived
 };
 
-// The phases of this kernel.  An ablation omits one with OMIT_PHASE, to measure what it costs.
+// The phases of this kernel.
 enum Phase { NO_PHASE, LOAD, QK, SOFTMAX, PV, MERGE };
 
 // What a kernel may assume about the keys.  The compiler then removes the code for cases that cannot occur.
@@ -70,7 +66,7 @@ constexpr int N_TILES = KEY_TILE / MMA_N;  // 8-key tiles of S in a key tile
 constexpr int LANE_ROWS = 2;               // rows that a lane holds: r and r + 8
 constexpr int GROUP_THREADS = 128;         // threads of a warpgroup
 template <int HEAD_DIM>
-constexpr int TILE_BYTES = OMIT_PHASE == LOAD ? 0 : KEY_TILE * HEAD_DIM * 2;  // 64 rows of Q, K or V
+constexpr int TILE_BYTES = fa::IS_OMITTED_PHASE<LOAD> ? 0 : KEY_TILE * HEAD_DIM * 2;  // 64 rows of Q, K or V
 
 // O is rescaled only where P would exceed 2^8.  fp16 holds values up to 2^15 with the same relative error.
 constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;
@@ -158,19 +154,12 @@ __device__ __forceinline__ WorkTile make_work_tile(const KernelParams& params) {
   };
 }
 
-template <Barrier BARRIER>
-__device__ __forceinline__ void wait(uint64_t* barrier_smem, uint32_t parity) {
-  if (BARRIER == OMIT_BARRIER) return;
-  while (!fa::mbarrier_try_wait(barrier_smem, parity)) {
-  }
-}
-
 // Loads 64 rows of Q, K or V of one head.  Called by one thread.
 template <int HEAD_DIM, typename T>
 __device__ __forceinline__ void load_tile(
     T* to_smem, const CUtensorMap& map, int first_row, int head, int batch, uint64_t* barrier_smem) {
 #pragma unroll
-  for (int d = 0; d < HEAD_DIM && OMIT_PHASE != LOAD; d += BOX_COLUMNS) {
+  for (int d = 0; d < HEAD_DIM && !fa::IS_OMITTED_PHASE<LOAD>; d += BOX_COLUMNS) {
     fa::cp_async_bulk_tensor_4d(to_smem + d * KEY_TILE, map, d, first_row, head, batch, barrier_smem);
   }
 }
@@ -389,14 +378,14 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
 
     // S = Q K^T
     float s[GROUP_TILES][N_TILES][4];
-    if (group > 0) wait<Q_FULL>(&smem.k_full[0][0], pass % 2);  // this mbarrier also counts the bytes of Q
+    if (group > 0) fa::wait<Q_FULL>(&smem.k_full[0][0], pass % 2);  // this mbarrier also counts the bytes of Q
 #pragma unroll
     for (int t = 0; t < GROUP_TILES; ++t) {
-      wait<K_FULL>(&smem.k_full[group][t], pass % 2);
+      fa::wait<K_FULL>(&smem.k_full[group][t], pass % 2);
       const uint64_t q = fa::wgmma_descriptor(smem.q), k = fa::wgmma_descriptor(smem.k[group][t]);
       fa::wgmma_fence();
 #pragma unroll
-      for (int d = 0; d < (OMIT_PHASE == QK ? MMA_K : HEAD_DIM); d += MMA_K) {
+      for (int d = 0; d < (fa::IS_OMITTED_PHASE<QK> ? MMA_K : HEAD_DIM); d += MMA_K) {
         const int offset = (d / BOX_COLUMNS * KEY_TILE * BOX_COLUMNS + d % BOX_COLUMNS) * sizeof(T) >> 4;  // in units of 16 bytes
         fa::wgmma_m64k16<T, 0>(s[t], q + offset, k + offset, d > 0);
       }
@@ -430,7 +419,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
 
       // row max, as a tree reduction, which has a shorter dependency chain than a loop
 #pragma unroll
-      for (int r = 0; r < LANE_ROWS && OMIT_PHASE != SOFTMAX; ++r) {
+      for (int r = 0; r < LANE_ROWS && !fa::IS_OMITTED_PHASE<SOFTMAX>; ++r) {
         float partial_max[N_TILES];
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) partial_max[n] = fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]);
@@ -482,7 +471,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
         for (int i = 0; i < 4; ++i) {
           float(&fragment)[4] = s[t][n + i / 2];
           const int r = i % 2;
-          if constexpr (OMIT_PHASE == SOFTMAX) {
+          if constexpr (fa::IS_OMITTED_PHASE<SOFTMAX>) {
             p_fragment[i] = fa::cvt_rn_x2<T>(fragment[2 * r], fragment[2 * r + 1]);
             continue;
           }
@@ -494,8 +483,8 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
 
         // O += P V, overlapping with the computation of the next P.  The wait for V is repeated, because ptxas moves no
         // exponential across a wait.  With a single wait, it would compute all exponentials before the first P V.
-        if (n % (N_TILES / 2) == 0) wait<V_FULL>(&smem.v_full[group], pass % 2);
-        if constexpr (OMIT_PHASE == PV) {
+        if (n % (N_TILES / 2) == 0) fa::wait<V_FULL>(&smem.v_full[group], pass % 2);
+        if constexpr (fa::IS_OMITTED_PHASE<PV>) {
           keep_p(ablation_sink, p_fragment);
           continue;
         }
@@ -508,15 +497,15 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
     fa::wgmma_wait_group<0>(o);
   }
 
-  if (OMIT_PHASE == PV && ablation_sink == 0x7fff7fff) o[0][0] = 1.0f;  // practically never, which the compiler cannot know
+  if (fa::IS_OMITTED_PHASE<PV> && ablation_sink == 0x7fff7fff) o[0][0] = 1.0f;  // practically never, which the compiler cannot know
 
   // Merge the warpgroups.  The first one hands its partial O, m and l to the second one and returns.  The second one finishes,
   // because its keys came later.
 #pragma unroll
   for (int r = 0; r < LANE_ROWS; ++r) m[r] = m[r] == -CUDART_INF_F ? m[r] : m[r] * scale_log2;  // m is in log2 from here on
   MergeWeights weights[LANE_ROWS] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
-  if (GROUPS > 1 && OMIT_PHASE == MERGE && group < LAST_GROUP) return;
-  if constexpr (GROUPS > 1 && OMIT_PHASE != MERGE) {
+  if (GROUPS > 1 && fa::IS_OMITTED_PHASE<MERGE> && group < LAST_GROUP) return;
+  if constexpr (GROUPS > 1 && !fa::IS_OMITTED_PHASE<MERGE>) {
     if (group < LAST_GROUP) {
 #pragma unroll
       for (int r = 0; r < LANE_ROWS; ++r) {
@@ -527,7 +516,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
       fa::barrier_arrive<SPLIT::THREADS>(1);  // named barrier 1 is GROUP_PARTIAL_STORED
       return;
     }
-    if (OMIT_BARRIER != GROUP_PARTIAL_STORED) fa::barrier_sync<1, SPLIT::THREADS>();
+    fa::sync_threads<GROUP_PARTIAL_STORED, SPLIT::THREADS>(1);
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) weights[r] = merge_m_and_l(m[r], l[r], smem.group_partial[r].m_and_l[thread_in_group]);
   }
@@ -552,7 +541,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
       constexpr int KEPT = decltype(kept_row)::value, SENT = 1 - KEPT;
       constexpr int PEER_RANK = SENT;  // the other block finishes row SENT
       const int query = work.first_query + lane_row + KEPT * 8;
-      if constexpr (OMIT_PHASE == MERGE) {
+      if constexpr (fa::IS_OMITTED_PHASE<MERGE>) {
         store_row<T, SPLIT::CLUSTER>(o, KEPT, m[KEPT], l[KEPT], params, work, query, lane);
         return;
       }
@@ -562,11 +551,11 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
       merge_row(o, SENT, weights[SENT].own, smem.group_partial[SENT], weights[SENT].incoming);
       send_row(o, SENT, smem.peer_partial, &smem.peer_o_full, peer_address);
       merge_row(o, KEPT, weights[KEPT].own, smem.group_partial[KEPT], weights[KEPT].incoming);
-      wait<PEER_M_AND_L_FULL>(&smem.peer_m_and_l_full, 0);
+      fa::wait<PEER_M_AND_L_FULL>(&smem.peer_m_and_l_full, 0);
       const MergeWeights peer_weights = merge_m_and_l(m[KEPT], l[KEPT], smem.peer_partial.m_and_l[thread_in_group]);
       l[KEPT] = fa::sum_of_quad(l[KEPT]);
       const float inverse_l = inverse_of(l[KEPT]);
-      wait<PEER_O_FULL>(&smem.peer_o_full, 0);  // this block must not exit earlier, because the other one sends to it
+      fa::wait<PEER_O_FULL>(&smem.peer_o_full, 0);  // this block must not exit earlier, because the other one sends to it
       merge_row(o, KEPT, peer_weights.own * inverse_l, smem.peer_partial, peer_weights.incoming * inverse_l);
       store_row<T, SPLIT::CLUSTER>(o, KEPT, m[KEPT], l[KEPT], params, work, query, lane);
     };
@@ -576,32 +565,6 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
       exchange(std::integral_constant<int, 1>());
     }
   }
-}
-
-// Describes a tensor [batch, heads, seq, head_dim] to TMA, in boxes of 64 rows x 64 columns.  Returns FA_OK, or refuses the call.
-int make_tensor_map(
-    CUtensorMap* map, const FaForwardArgs* args, const void* data, int64_t heads, int64_t seq, const FaStrides& stride) {
-  static_assert(KEY_TILE == BLOCK_M, "the boxes of Q, K and V have the same number of rows");
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult query_result;
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &query_result);
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-  }();
-  if (encode == nullptr) return fa_refuse(args, "the driver has no cuTensorMapEncodeTiled");
-  const auto dtype = args->dtype == FA_DTYPE_fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(args->head_dim), static_cast<cuuint64_t>(seq),
-                               static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(args->batch)};
-  const cuuint64_t stride_bytes[3] = {static_cast<cuuint64_t>(stride.seq) * 2, static_cast<cuuint64_t>(stride.head) * 2,
-                                      static_cast<cuuint64_t>(stride.batch) * 2};
-  const cuuint32_t box[4] = {BOX_COLUMNS, KEY_TILE, 1, 1}, element_strides[4] = {1, 1, 1, 1};
-  const CUresult status =
-      encode(map, dtype, 4, const_cast<void*>(data), sizes, stride_bytes, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status == CUDA_SUCCESS) return FA_OK;
-  return fa_refuse(args, "TMA does not accept strides of %lld, %lld and %lld elements (batch, head, row): CUresult %d",
-                   static_cast<long long>(stride.batch), static_cast<long long>(stride.head),
-                   static_cast<long long>(stride.seq), status);
 }
 
 template <typename T, typename SPLIT, int HEAD_DIM>
@@ -618,9 +581,11 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
                                all_params.signed_scale_log2};
   CUtensorMap q_map = {}, k_map = {}, v_map = {};
   if (args->seq_k > 0) {
-    if (int status = make_tensor_map(&q_map, args, args->q, args->heads, args->seq_q, args->q_stride)) return status;
-    if (int status = make_tensor_map(&k_map, args, args->k, args->kv_heads, args->seq_k, args->k_stride)) return status;
-    if (int status = make_tensor_map(&v_map, args, args->v, args->kv_heads, args->seq_k, args->v_stride)) return status;
+    constexpr fa::Box BOX = {KEY_TILE, BOX_COLUMNS};
+    static_assert(KEY_TILE == BLOCK_M, "the boxes of Q, K and V have the same number of rows");
+    if (int status = fa::make_tensor_map(&q_map, args, args->q, args->heads, args->seq_q, args->q_stride, BOX)) return status;
+    if (int status = fa::make_tensor_map(&k_map, args, args->k, args->kv_heads, args->seq_k, args->k_stride, BOX)) return status;
+    if (int status = fa::make_tensor_map(&v_map, args, args->v, args->kv_heads, args->seq_k, args->v_stride, BOX)) return status;
   }
   const int query_tiles = (params.seq_q + BLOCK_M - 1) / BLOCK_M;
   const dim3 grid(all_params.heads * SPLIT::CLUSTER, query_tiles, static_cast<unsigned>(args->batch));
@@ -654,11 +619,4 @@ int launch_split_for_seq_k(const FaForwardArgs* args, cudaStream_t stream) {
   return launch<T, Split<2, 2, 2>, HEAD_DIM>(args, stream);
 }
 
-FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
-  if (int status = fa_check_abi(args)) return status;
-#define LAUNCH_IF(DTYPE, HEAD_DIM_) \
-  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) return launch_split_for_seq_k<DTYPE, HEAD_DIM_>(args, stream);
-  FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
-#undef LAUNCH_IF
-  return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));
-}
+FA_FORWARD(launch_split_for_seq_k)
