@@ -82,16 +82,16 @@ class Case(msgspec.Struct, frozen=True):
         """The value of a field of any part of attention, whether it is a field of this struct or a modifier."""
         if field in self.__struct_fields__:
             return getattr(self, field)
-        token = next(token for token in parts.tokens() if token.field == field)
+        token = _token_of_field(field)
         text = self.text_of(token)
-        return token.read(text) if text else token.plain(self)
+        return _value_of_text(field, text) if text else token.plain(self)
 
     def text_of(self, token: Token) -> str:
         """What the id has of a token; empty for nothing."""
         if token.field in self.__struct_fields__:
             value, plain = getattr(self, token.field), token.plain(self)
             return "" if value == plain else token.write(value)
-        return next((text for text in self.modifiers or () if re.fullmatch(token.pattern, text)), "")
+        return _texts_by_field(self.modifiers or ()).get(token.field, "")
 
     @property
     def out_dtype(self) -> Dtype:
@@ -227,18 +227,43 @@ class Case(msgspec.Struct, frozen=True):
         """
         fields = {name: value for name, value in changes.items() if name in self.__struct_fields__}
         case = msgspec.structs.replace(self, **fields)
-        if len(fields) == len(changes) and not ("head_dim" in fields and case.modifiers):
+        others = {name: value for name, value in changes.items() if name not in fields}
+        texts = _texts_by_field(self.modifiers or ())
+        if "head_dim" in fields:  # on which it may depend whether a value is plain
+            others = {name: case.value_of(name) for name in texts} | others
+        if not others:
             return case
-        texts = []
-        for token in parts.tokens():
-            if token.field not in self.__struct_fields__:
-                value = changes.get(token.field, case.value_of(token.field))
-                texts.append("" if value in (None, token.plain(case)) else token.write(value))
-        return msgspec.structs.replace(case, modifiers=_modifiers(texts))
+        for name, value in others.items():
+            token = _token_of_field(name)
+            texts = texts | {name: "" if value in (None, token.plain(case)) else token.write(value)}
+        in_order = (texts.get(token.field, "") for token in parts.tokens())
+        return msgspec.structs.replace(case, modifiers=tuple(filter(None, in_order)) or msgspec.UNSET)
 
     def computing(self, computes: Computes) -> Case:
         """Return this case with another value of `computes`."""
         return msgspec.structs.replace(self, computes=computes)
+
+
+@functools.cache
+def _token_of_field(field: str) -> Token:
+    return next(token for token in parts.tokens() if token.field == field)
+
+
+@functools.lru_cache(maxsize=2**14)
+def _value_of_text(field: str, text: str) -> Any:  # noqa: ANN401  # of the field's type
+    return _token_of_field(field).read(text)
+
+
+@functools.lru_cache(maxsize=2**14)
+def _texts_by_field(modifiers: tuple[str, ...]) -> dict[str, str]:
+    """The texts of a case's modifiers by the fields of their tokens."""
+    return {_field_of_text(text): text for text in modifiers}
+
+
+@functools.lru_cache(maxsize=2**14)
+def _field_of_text(text: str) -> str:
+    """The field that a text gives a value; empty for a text of a part that this process lacks."""
+    return next((token.field for token in parts.tokens() if re.fullmatch(token.pattern, text)), "")
 
 
 def plain_case(  # the sizes of a case
@@ -280,11 +305,6 @@ def _pattern(tokens: tuple[Token, ...]) -> re.Pattern[str]:
     of_tokens = "".join(f"(?:-(?P<{token.field}>{token.pattern}))?" for token in tokens)
     size = r"b(?P<batch>\d+)h(?P<heads>\d+)s(?P<seq_q>\d+)d(?P<head_dim>\d+)-(?P<dtype>[a-z0-9]+)"
     return re.compile(rf"{size}{of_tokens}-seed(?P<seed>\d+)")
-
-
-def _modifiers(texts: list[str]) -> tuple[str, ...] | msgspec.UnsetType:
-    """The texts that are not empty; unset if there is none, so that a plain case has the same JSON as without them."""
-    return tuple(filter(None, texts)) or msgspec.UNSET
 
 
 @functools.lru_cache(maxsize=4096)

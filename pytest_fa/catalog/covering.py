@@ -40,12 +40,13 @@ class Rows:
         # Each row has the only value of a place, which therefore makes no pairs: such places do not change the others.
         self._sole = sum(values[0] for values in self._places if len(values) == 1)
         self._once = {self._places[place][value] for place, value in once} | {*_bits(self._sole)}
-        self._impossible: list[int] = []
+        self._impossible = dict[int, dict[int, None]]()  # sets of values that no row has, by each of their values
 
     def first_with(self, values: Mapping[int, int]) -> RowOfNumbers | None:
         """The first possible row with these values, given by their places; None if no row has them."""
         others = [place for place in range(len(self._places)) if place not in values]
-        row, _ = self._completed(self._set(values), others, lambda *_: ())
+        chosen = self._set(values)
+        row, _ = (0, 0) if self._known_impossible(chosen, chosen) else self._completed(chosen, others, lambda *_: ())
         return self._values(row) if row else None
 
     def covering(self, known: Iterable[Mapping[int, int]] = ()) -> list[RowOfNumbers]:
@@ -91,8 +92,10 @@ class Rows:
         others = [place for place, values in enumerate(self._places) if not sum(values) & pair]
         sole, several = ([p for p in others if (len(self._places[p]) == 1) == is_sole] for is_sole in (True, False))
         best = 0
+        is_impossible = self._known_impossible(pair, pair)
         for _ in range(CANDIDATES):
-            row, _ = self._completed(pair, [*sole, *sorted(several, key=lambda _: order.random())], rank)
+            places = [*sole, *sorted(several, key=lambda _: order.random())]
+            row, _ = (0, 0) if is_impossible else self._completed(pair, places, rank)
             best = max(best, row, key=lambda row: sum((missing[bit] & row).bit_count() for bit in _bits(row)))
         return best
 
@@ -105,16 +108,22 @@ class Rows:
         reasons = 0
         for value in sorted(self._places[place], key=lambda value: rank(value, row)):
             tried = row | value
-            blamed = next((values for values in self._impossible if values & tried == values), None)
-            if blamed is None:
+            blamed = self._known_impossible(tried, value)
+            if not blamed:
                 whole, blamed = self._completed(tried, others, rank)
                 if whole:
                     return whole, 0
-                self._impossible.append(blamed)
+                for bit in _bits(blamed):
+                    self._impossible.setdefault(bit, {})[blamed] = None
             if not blamed & value:  # no other value here helps
                 return 0, blamed
             reasons |= blamed & row
         return 0, reasons
+
+    def _known_impossible(self, row: int, added: int) -> int:
+        """A set of a row's values that no row has, with one of those `added`; 0 if none is known."""
+        sets = (values for bit in _bits(added) for values in self._impossible.get(bit, ()))
+        return next((values for values in sets if values & row == values), 0)
 
     def _values(self, row: int) -> RowOfNumbers:
         return tuple(next(n for n, bit in enumerate(values) if bit & row) for values in self._places)

@@ -90,6 +90,8 @@ class Claim(NamedTuple):
         case = case.with_dtype(self.dtype).with_fields(fields)
         for place, (part, value) in enumerate(self.by_part if used is not None else (), start=FIRST_PART):
             in_turn = part.fields_in_turn(value, heads)
+            if len(in_turn) == 1:  # which the case has
+                continue
             turn = used[place, value] if used else 0
             tried = (case.with_fields(in_turn[(turn + step) % len(in_turn)]) for step in range(len(in_turn)))
             case = next((each for each in tried if _conflict(each, self, must_tell=True) is None), case)
