@@ -76,18 +76,27 @@ def _factors(
 
 def claim_problem(variant: Variant) -> str | None:
     """The first value that a manifest claims and that no case can have beside the others it claims, or None."""
-    factors = factors_of(variant)
-    for place, part in enumerate(parts.claimed_parts(), start=FIRST_PART):
-        for value in factors.values[place]:
-            if factors.first_with(place, value) is None and (needed := _needed(variant, place, value)):
-                other, missing = needed
-                listed = other.shown_claims(variant.supports)
-                return (
-                    f"supports.{part.supports} has {shown(value)}, but a case with it needs {other.supports}: "
-                    f"{shown(missing)}, and supports.{other.supports} is {listed}; add {shown(missing)} to "
-                    f"supports.{other.supports}, or drop {shown(value)}"
-                )
+    for place, part, value in _values_without_case(factors_of(variant)):
+        if needed := _needed(variant, place, value):
+            other, missing = needed
+            listed = other.shown_claims(variant.supports)
+            return (
+                f"supports.{part.supports} has {shown(value)}, but a case with it needs {other.supports}: "
+                f"{shown(missing)}, and supports.{other.supports} is {listed}; add {shown(missing)} to "
+                f"supports.{other.supports}, or drop {shown(value)}"
+            )
     return None
+
+
+@functools.lru_cache(maxsize=256)  # as `_factors`
+def _values_without_case(factors: Factors) -> list[tuple[int, Part, object]]:
+    """The values of parts that no case can have beside the others, each with its place."""
+    return [
+        (place, part, value)
+        for place, part in enumerate(parts.claimed_parts(), start=FIRST_PART)
+        for value in factors.values[place]
+        if factors.first_with(place, value) is None
+    ]
 
 
 def _needed(variant: Variant, place: int, value: object) -> tuple[Part, object] | None:
