@@ -43,16 +43,17 @@ def require_unchanged(library: str | None, file_hashes: Mapping[str, str]) -> No
 
 
 class FilesOfJob:
-    """The files that a job depends on, as they were before it: of its builds, its Python variants and this package.
+    """The files that a job depends on: of its builds, its Python variants and this package.
 
-    A variant runs as the user who owns these files.  It could change what the next process loads.  Libraries are read
+    Those of the package must be as they were before the first job of this process, the others as before this job.  A
+    variant runs as the user who owns these files.  It could change what the next process loads.  Libraries are read
     each time; the hundreds of other files only if their times or sizes have changed.
     """
 
     def __init__(self, builds: Mapping[str | None, Mapping[str, str]], variants: tuple[Variant, ...]) -> None:
         self._builds = builds  # by library, as `require_unchanged` needs them
         sources = [path for variant in variants if variant.entry.kind == "python" for path in _sources_of(variant)]
-        self._before = {path: file_hash(path) for path in (*_package_files(), *sources)}
+        self._before = _hashes_of_package() | {path: file_hash(path) for path in sources}
 
     def require_unchanged(self) -> None:
         """Raise `ChangedBuild` if one of the files has changed since."""

@@ -41,7 +41,7 @@ from pytest_fa.host.scheduling import GuardedProcess, unchanged_processes
 from pytest_fa.host.stop_signal import Abandoned, StopSignal, is_answered, require_unset
 from pytest_fa.processes import memory_bytes, resident_bytes
 from pytest_fa.records.outcome import Outcome
-from pytest_fa.records.text import printable_struct
+from pytest_fa.records.text import is_suspicious, printable_struct
 from pytest_fa.wire.channel import Garbage
 from pytest_fa.wire.commands import Ending
 from pytest_fa.wire.jobs import (
@@ -324,7 +324,9 @@ class Workers:
         job_deadline = time.monotonic() + MAX_JOB_SECONDS
         try:
             while self._wait(server, worker, output, min(self._begin_wait(job, last[0]), job_deadline)):
-                answer = printable_struct(decode_answer(worker.channel.receive()))
+                message = worker.channel.receive()
+                answer = decode_answer(message)
+                answer = printable_struct(answer) if is_suspicious(message) else answer
                 if isinstance(answer, kind):
                     return msgspec.structs.replace(answer, **shortened(answer))
                 last[0] = checked_progress(answer, job)

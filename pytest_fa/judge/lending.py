@@ -26,6 +26,9 @@ from pytest_fa.gpu.shared_memory import (
 )
 from pytest_fa.wire.commands import Attach, Detach, View
 
+LEAST_BYTES = 16 * GRAIN_BYTES
+SMALL_BYTES = 2**24
+
 Send = Callable[[Attach | Detach, int | None], object]  # a command, and a descriptor that goes beside it
 
 
@@ -151,7 +154,7 @@ class OtherProcess:
 
     def _piece(self, size_bytes: int, device: torch.device) -> int:
         """A piece of at least this size, from those without a use if there is one."""
-        size = max(1, -(-size_bytes // GRAIN_BYTES)) * GRAIN_BYTES
+        size = _rounded_up(size_bytes)
         if free := self._free.get((size, device)):
             return free.pop()
         number = next(self._numbers)
@@ -171,3 +174,10 @@ class OtherProcess:
         """Wait for copies: the other process's work does not wait for this one's."""
         for device in {self._device, *(private.device for private, _, _ in self._lent)}:
             synchronize(device)
+
+
+def _rounded_up(size_bytes: int) -> int:
+    """The size of a piece.  Small ones have few sizes, so that later tensors fit: a new one takes a millisecond."""
+    if size_bytes <= SMALL_BYTES:
+        return max(LEAST_BYTES, 1 << (size_bytes - 1).bit_length())
+    return -(-size_bytes // GRAIN_BYTES) * GRAIN_BYTES

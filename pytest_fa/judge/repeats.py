@@ -33,6 +33,7 @@ MAX_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**29}  # of the outputs of one batch
 COMPARED_BYTES = 2**26  # of outputs that are compared at once
 MIN_LATER = 3  # equal outputs of the last calls, unlike those before them, that show another reason than a race
 BATCH_SECONDS = 0.1  # a batch that takes less time is followed by one of twice as many calls
+FAST_SECONDS = BATCH_SECONDS / 8  # a batch that takes less time, by one of eight times as many
 
 # What precedes the first `WITH_POISON` calls, in turn: shared memory full of NaN, most multiprocessors occupied, a cold
 # L2, and both.  Of the calls after them, which mostly follow one another without a gap, 10 % start from shared memory
@@ -69,7 +70,7 @@ def repeat(
     """
     kind = first.out.device.type
     wanted = requested_count or (FURTHER_SEED_REPEATS if is_further_seed else DEFAULT_REPEATS)[kind]
-    most = max(1, MAX_OUTPUT_BYTES[kind] // max(1, first.nbytes))
+    most = max(1, min(wanted, MAX_OUTPUT_BYTES[kind] // max(1, first.nbytes)))
     outs = Output(launch.out_buffer, launch.more_buffers).map(lambda like: _outputs(launch, like, most))
     comparisons = [
         _Comparison(tensor, padding_of(name, launch.inputs), keep_farthest=keep_farthest)
@@ -88,7 +89,7 @@ def repeat(
         count += calls
         if requested_count is None and time.monotonic() - start > MAX_SECONDS:
             break
-        size = min(2 * size, len(outs.out)) if now - batch_start < BATCH_SECONDS else max(1, size // 2)
+        size = min(_next_size(size, now - batch_start), len(outs.out))
     of_out, *of_more = comparisons
     if of_out.later_agree and not keep_farthest:
         of_out.farthest = of_out.later
@@ -96,6 +97,13 @@ def repeat(
     repeats = of_out.result(count, launch.why_no_smem_poison).with_rows_differing(counts)
     farthest = {name: comparison.farthest for name, comparison in zip(first.more, of_more, strict=True)}
     return msgspec.structs.replace(repeats, may_differ=keep_farthest), Output(of_out.farthest, farthest)
+
+
+def _next_size(size: int, seconds: float) -> int:
+    """How many calls the next batch has, after one of `size` calls that took so many seconds."""
+    if seconds >= BATCH_SECONDS:
+        return max(1, size // 2)
+    return 8 * size if seconds < FAST_SECONDS else 2 * size
 
 
 def require_identical(repeats: Repeats, main: str = "out", may_differ: Collection[str] = ()) -> None:

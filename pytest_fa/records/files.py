@@ -6,7 +6,6 @@ regular file, its lines have a maximum length, and each figure must be in its ra
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
@@ -17,7 +16,7 @@ from pytest_fa.errors import FaError
 from pytest_fa.records.compact import Content
 from pytest_fa.records.read import EarlierRecord, read_line
 from pytest_fa.records.record import Record
-from pytest_fa.records.text import printable, printable_struct
+from pytest_fa.records.text import is_suspicious, printable, printable_struct
 from pytest_fa.regular_file import open_regular
 
 AnyContent = TypeVar("AnyContent", bound=msgspec.Struct)
@@ -27,9 +26,6 @@ LONGEST_LINE_BYTES = 16 * 2**20
 MAX_BAD_LINES = 100_000
 LONGEST_PROBLEM = 200  # characters
 REMOVE = "remove it"  # said of regular files only
-
-_CONTROL_ESCAPES = (rb"\b", rb"\f", rb"\r", rb"\u")  # of control characters in JSON, except tab and line break
-_COMMAND = re.compile(rb"""(?:"|\\n)(?: |\\t)*::""")  # a workflow command begins a string or follows a line break
 
 
 class UnreadableRecords(FaError):
@@ -189,15 +185,7 @@ def record_key(content: Mapping[str, object]) -> tuple[str, ...]:
 
 def _printable_record(line: bytes, parts: dict[str, Content]) -> Record | None:
     record = read_line(line, parts)
-    return printable_struct(record) if record is not None and _is_suspicious(line) else record
-
-
-def _is_suspicious(line: bytes) -> bool:
-    """Whether a line may have a text that is not printable.  Every line is searched, so this is fast."""
-    is_plain = line.isascii() and b"\x7f" not in line
-    has_escape = b"\\" in line and any(escape in line for escape in _CONTROL_ESCAPES)
-    has_command = b"##[" in line or (b"::" in line and bool(_COMMAND.search(line)))
-    return not is_plain or has_escape or has_command
+    return printable_struct(record) if record is not None and is_suspicious(line) else record
 
 
 def _sentence(problem: Exception) -> str:

@@ -21,6 +21,8 @@ _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u20
 # The first mark of what GitHub's runner takes for a command: `::name ...::` at the start of a line, `##[name ...]`
 # anywhere.  It strips spaces of every kind before the first form, and ends lines only at \n and \r.
 _COMMAND = re.compile(r"(?<![^\n])(?P<space>[^\S\n]*):(?=:[^\n]*?::)|(?P<marks>##)(?=\[)")
+_CONTROL_ESCAPES = (rb"\b", rb"\f", rb"\r", rb"\u")  # of control characters in JSON, except tab and line break
+_COMMAND_IN_JSON = re.compile(rb"""(?:"|\\n)(?: |\\t)*::""")  # it begins a string or follows a line break
 _WITHOUT_TEXT = frozenset({int, float, bool, type(None)})
 
 
@@ -39,6 +41,14 @@ def printable_struct(value: AnyValue) -> AnyValue:
     """
     cleaned: AnyValue = _clean(value)
     return cleaned
+
+
+def is_suspicious(encoded: bytes) -> bool:
+    """Whether JSON may have a text that is not printable.  Every line is searched, so this is fast."""
+    is_plain = encoded.isascii() and b"\x7f" not in encoded
+    has_escape = b"\\" in encoded and any(escape in encoded for escape in _CONTROL_ESCAPES)
+    has_command = b"##[" in encoded or (b"::" in encoded and bool(_COMMAND_IN_JSON.search(encoded)))
+    return not is_plain or has_escape or has_command
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -121,6 +121,7 @@ def test_files_of_the_package_are_compared(monkeypatch: pytest.MonkeyPatch, tmp_
     assert str(Path(unchanged.__file__)) in unchanged._package_files()
     (tmp_path / "judge.py").write_text("before", encoding="utf-8")
     monkeypatch.setattr(unchanged, "_package_files", lambda: (str(tmp_path / "judge.py"),))
+    monkeypatch.setattr(unchanged, "_hashes_of_package", unchanged._hashes_of_package.__wrapped__)
     files = FilesOfJob({}, ())
     (tmp_path / "judge.py").write_text("after!", encoding="utf-8")
     with pytest.raises(ChangedBuild, match=r"judge\.py changed while the variant ran; run it again"):
