@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from tools.docs.block import (
     table,
     with_origin,
 )
+from tools.docs.source_counts import changed_lines
 
 TENSOR_OPCODES = ("HMMA", "HGMMA", "QMMA", "QGMMA")
 
@@ -161,9 +161,17 @@ def _changed_lines(row: Row) -> Iterator[str]:
     if parent is None or parent.folder == variant.folder or {parent.entry.kind, variant.entry.kind} != {"cuda"}:
         yield NOTHING
         return
-    paths = [Path(each.folder) / each.entry.source for each in (parent, variant)]
-    before, after = (path.read_text(encoding="utf-8").splitlines() for path in paths)
-    yield str(sum(line[0] in "+-" for line in difflib.ndiff(before, after)))
+    yield str(changed_lines(_source_of(parent), _source_of(variant)))
+
+
+def _lines(row: Row) -> Iterator[str]:
+    """The number of lines of the CUDA source."""
+    is_cuda = row.variant.entry.kind == "cuda"
+    yield str(len(_source_of(row.variant).splitlines())) if is_cuda else NOTHING
+
+
+def _source_of(variant: Variant) -> str:
+    return (Path(variant.folder) / variant.entry.source).read_text(encoding="utf-8")
 
 
 def _checks(row: Row) -> Iterator[str]:
@@ -249,6 +257,7 @@ COLUMNS: dict[str, tuple[Heads, Cells]] = {
     "rung": (_titled("rung"), _name),
     "measured_by": (_titled("measured by"), _name),
     "changed_lines": (_titled("changed lines"), _changed_lines),
+    "lines": (_titled("lines"), _lines),
     "checks": (_titled("checks passed"), _checks),
     "expected": (_titled("expected, by the manifest"), _expected),
     "device_us": (_time_heads, _device_us),
