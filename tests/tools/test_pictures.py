@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
@@ -22,12 +23,14 @@ from pytest_fa.records.record import Ablation, Record
 from pytest_fa.records.timing import Agreement
 from pytest_fa.table.picture_style import BAR_COLOR, DARK_COLORS, PAGE_COLOR, REFERENCES, TEXT_COLOR, apart
 from tests.factories import CEILINGS, ENVIRONMENT, SMALL_SHAPE, check, record, speed
+from tools.docs import schedule_pictures
 from tools.docs.error_picture import error_picture
 from tools.docs.ladder_picture import ladder_picture
 from tools.docs.long_picture import long_picture
 from tools.docs.phase_picture import phase_picture
 from tools.docs.pictures import NothingToShow, draw, main, read_timed
 from tools.docs.scaling_picture import scaling_picture
+from tools.docs.schedule_pictures import SCHEDULES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -400,3 +403,21 @@ def test_a_name_is_no_formula(tmp_path: Path) -> None:
     saved = save_records([msgspec.structs.replace(each, environment=environment) for each in records], tmp_path)
     names = [picture.name for picture in draw(saved[0].parent, None)]
     assert names == ["ladder.svg", "scaling.svg", "phases.svg", "errors.svg"]
+
+
+def test_schedules_have_boxes_that_do_not_overlap(tmp_path: Path) -> None:
+    """A lane does one thing at a time, and each schedule becomes a picture with its texts."""
+    for schedule in SCHEDULES.values():
+        for _, boxes in schedule.lanes:
+            assert all(first.end <= second.start + 1e-9 for first, second in itertools.pairwise(boxes))
+    assert schedule_pictures.main([str(tmp_path)]) == 0
+    drawn = {path.stem: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.svg")}
+    assert drawn.keys() == SCHEDULES.keys()
+    assert "exchange rows" in drawn["cluster_latency"]
+    assert (ROOT / "docs/pictures/long_ring.svg").read_text(encoding="utf-8") == drawn["long_ring"]
+
+
+def test_schedules_need_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise the usage is shown."""
+    assert schedule_pictures.main([str(tmp_path / "none")]) == 2
+    assert "python -m tools.docs.schedule_pictures" in capsys.readouterr().err
