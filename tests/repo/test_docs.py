@@ -22,8 +22,11 @@ FLAGS = [option.flag for option in all_options()]
 
 
 def pages() -> dict[str, str]:
-    """The text of README, of every page of docs and of the page of the ladder, by the path from the root folder."""
-    paths = [REPOSITORY / "README.md", REPOSITORY / "kernels" / "README.md", *sorted(REPOSITORY.glob("docs/**/*.md"))]
+    """The text of README, of every page of docs and of the ladders, by the path from the root folder."""
+    paths = [
+        REPOSITORY / "README.md",
+        *(path for glob in ("kernels/*.md", "docs/**/*.md") for path in sorted(REPOSITORY.glob(glob))),
+    ]
     return {path.relative_to(REPOSITORY).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
