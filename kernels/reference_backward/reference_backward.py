@@ -7,7 +7,7 @@ expect:  correct everywhere; slow, because every tile operation is a torch call
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -62,7 +62,30 @@ class Parts(NamedTuple):
         return Scores(s, slope, hidden)
 
 
-def backward(  # noqa: PLR0913  # an argument for each part of attention
+def padded(
+    rows: torch.Tensor,  # [1, heads, rows, dim], sequences behind one another
+    starts: torch.Tensor,  # [batch + 1]
+    longest: int,
+) -> torch.Tensor:
+    """Return `longest` rows of each sequence, [batch, heads, longest, dim]; behind its own there are others."""
+    numbers = starts[:-1, None] + torch.arange(longest, device=rows.device)  # [batch, longest]
+    return rows[0][:, numbers.clamp_max(rows.shape[2] - 1)].transpose(0, 1)
+
+
+def write_rows(
+    out: torch.Tensor,  # [1, heads, rows] or with a further axis, sequences behind one another
+    result: torch.Tensor,  # [batch, heads, longest] or with a further axis
+    starts: torch.Tensor,  # [batch + 1]
+) -> None:
+    """Write the rows of each sequence; those behind the last one stay.  The CPU waits for nothing."""
+    row = torch.arange(out.shape[2], device=out.device, dtype=starts.dtype)
+    sequence = (torch.searchsorted(starts, row, right=True) - 1).clamp_max(len(result) - 1)  # [rows]
+    own = result[sequence, :, (row - starts[sequence]).clamp_max(result.shape[2] - 1)].transpose(0, 1)
+    is_own = (row < starts[-1]).view(-1, *[1] * (out.dim() - 3))
+    out[0].copy_(torch.where(is_own, own, out[0]))
+
+
+def gradients(  # noqa: PLR0913  # an argument for each part of attention
     dout: torch.Tensor,  # [batch, heads, seq_q, head_dim_v]
     q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
@@ -136,3 +159,38 @@ def backward(  # noqa: PLR0913  # an argument for each part of attention
     if dsink is not None:
         p_of_sink = torch.exp(sink.view(-1, 1, 1) - lse[..., None])  # NaN where neither is finite
         dsink.copy_(torch.where(is_query, -p_of_sink.nan_to_num(0.0) * delta, 0.0).sum((0, 2, 3)))
+
+
+def backward(  # noqa: PLR0913  # as `gradients`
+    dout: torch.Tensor,  # [batch, heads, seq_q, head_dim_v]
+    q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
+    k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
+    v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim_v]
+    out: torch.Tensor,  # [batch, heads, seq_q, head_dim_v]
+    lse: torch.Tensor,  # [batch, heads, seq_q] fp32
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,  # [batch + 1] int32: tensors are [1, heads, rows, dim], and
+    cu_seqlens_k: torch.Tensor | None = None,  # sequence b has its rows from [b] to [b + 1]
+    max_seqlen_q: int = 0,  # at least the longest sequence
+    max_seqlen_k: int = 0,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    dlse: torch.Tensor | None = None,
+    **words: Any,  # noqa: ANN401  # of several types
+) -> None:
+    """Write `gradients`, also of sequences behind one another; `words` are its other arguments."""
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        gradients(dout, q, k, v, out, lse, dq=dq, dk=dk, dv=dv, dlse=dlse, **words)
+        return
+    dout, q, out, lse, dlse = (
+        None if each is None else padded(each, cu_seqlens_q, max_seqlen_q) for each in (dout, q, out, lse, dlse)
+    )
+    k, v = (padded(each, cu_seqlens_k, max_seqlen_k) for each in (k, v))
+    found = [torch.zeros_like(each) for each in (q, k, v)]
+    lengths = {"seqlens_q": cu_seqlens_q.diff(), "seqlens_k": cu_seqlens_k.diff()}
+    gradients(
+        dout, q, k, v, out, lse, **dict(zip(("dq", "dk", "dv"), found, strict=True)), dlse=dlse, **lengths, **words
+    )
+    for gradient, result, starts in zip((dq, dk, dv), found, (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k), strict=True):
+        write_rows(gradient, result, starts)

@@ -27,6 +27,8 @@ OF_KEYS = {"dk": "k", "dv": "v"}  # gradients with a row for each key
 LIKE = {**OF_KEYS, **OF_PARTS}  # the tensor whose shape a gradient has, besides dq
 DOUT, OUT, LSE, DLSE = "dout", "forward_out", "forward_lse", "dlse"
 RESULTS = (OUT, LSE)  # of the forward pass: the judge computes them
+ROWS_OF_QUERIES = (LSE, DLSE)  # a number for each query
+OF_QUERIES = (DOUT, OUT, *ROWS_OF_QUERIES)
 OWN_OUT: Any = "own_out"  # among the roundings of a reference: delta is that of an output of the kernel's own
 # The words of a manifest, in the order in which a function gets them, each with the name inside this package.
 ARGUMENTS = {"dout": DOUT, "q": "q", "k": "k", "v": "v", "out": OUT, "lse": LSE}
@@ -37,7 +39,7 @@ WITHOUT = {
     "cache_dtype": ("none", "-kv"),
     "append": (False, "-append"),
 }
-LAYOUTS = ("bhsd", "bshd")
+LAYOUTS = ("bhsd", "bshd", "thd")
 INVARIANCES = ("batch", "position")  # others are about one row of the output
 # What a manifest may call them, and the line to write.
 NAMES = r"backward(_pass)?|bwd|d(q|k|v|bias|sink)|grad(ient)?s?(_(q|k|v|bias|sink))?"
@@ -210,13 +212,13 @@ def rows_as_kernels_have(rows: torch.Tensor, conventions: Mapping[str, str]) -> 
 
 def _with_padding(inputs: Any, value_of: Any) -> Any:  # `gpu.inputs.Inputs`, a function such as `padding_of`
     """The call with values in all padding of what comes with queries; the call itself if it is no backward call."""
-    present = {name: inputs.extra[name] for name in (DOUT, OUT, LSE, DLSE) if name in inputs.extra}
+    present = {name: inputs.extra[name] for name in OF_QUERIES if name in inputs.extra}
     if not present:
         return inputs
     lengths = inputs.word("seqlens_q")
     for name, tensor in present.items():
         filled = tensor if lengths is None else behind(tensor, lengths, value_of(inputs, tensor))
-        present[name] = rows_as_kernels_have(filled, inputs.conventions) if name in (LSE, DLSE) else filled
+        present[name] = rows_as_kernels_have(filled, inputs.conventions) if name in ROWS_OF_QUERIES else filled
     return inputs._replace(extra={**inputs.extra, **present})
 
 

@@ -465,8 +465,8 @@ class Part:
         """The inverse of `call_placed`."""
         return inputs
 
-    def output_dense(self, inputs: Any, output: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        """The output of a placed call, [batch, heads, seq_q] or with a further axis."""
+    def output_dense(self, inputs: Any, name: str, output: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """An output of a placed call, [batch, heads, seq_q] or with a further axis, or a gradient as its tensor."""
         return output
 
     # A call may write some of its inputs.

@@ -216,10 +216,10 @@ def cache_of(case: Any) -> CacheShape | None:  # `catalog.case.Case`
     return next(filter(None, (part.cache_of(case) for part in PARTS)), None)
 
 
-def dense_output(inputs: Any, output: Any) -> Any:  # `gpu.inputs.Inputs` and tensors
-    """An output of a placed call as [batch, heads, seq_q] or with a further axis."""
+def dense_output(inputs: Any, name: str, output: Any) -> Any:  # `gpu.inputs.Inputs` and tensors
+    """An output of a placed call as [batch, heads, seq_q] or with a further axis, or a gradient as its tensor."""
     for part in reversed(PARTS):
-        output = part.output_dense(inputs, output)
+        output = part.output_dense(inputs, name, output)
     return output
 
 

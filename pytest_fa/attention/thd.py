@@ -10,14 +10,16 @@ than each sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from pytest_fa.attention.backward import OF_KEYS, OF_PARTS, OF_QUERIES, ROWS_OF_QUERIES, rows_as_kernels_have
 from pytest_fa.attention.mistake import Mistake
 from pytest_fa.attention.part import CallInputs, Part, PartTensor, Shape
-from pytest_fa.attention.ragged import OF_QUERIES, sequences_with_nan
+from pytest_fa.attention.ragged import OF_QUERIES as RAGGED_QUERIES
 from pytest_fa.attention.ragged import PART as RAGGED
+from pytest_fa.attention.ragged import sequences_with_nan
 from pytest_fa.attention.rows import Padding
 
 if TYPE_CHECKING:
@@ -146,6 +148,7 @@ class Thd(Part):
         extra = dict(inputs.extra)
         of_queries = extra.pop(LENGTHS_Q)
         changed = {"q": _packed(inputs.q, of_queries)}
+        extra |= _of_queries(extra, lambda tensor: _packed(tensor, of_queries), inputs.conventions)
         extra[STARTS_Q] = _starts(of_queries)
         if inputs.cache is None:
             of_keys = extra.pop(LENGTHS_K)
@@ -160,6 +163,7 @@ class Thd(Part):
         extra = dict(inputs.extra)
         of_queries = _lengths(extra.pop(STARTS_Q))
         changed = {"q": _padded(inputs.q, of_queries)}
+        extra |= _of_queries(extra, lambda tensor: _padded(tensor, of_queries), inputs.conventions)
         extra[LENGTHS_Q] = of_queries
         if STARTS_K in extra:
             of_keys = _lengths(extra.pop(STARTS_K))
@@ -171,18 +175,21 @@ class Thd(Part):
         """All starts."""
         return tensor
 
-    def output_dense(self, inputs: Any, output: torch.Tensor) -> torch.Tensor:  # `gpu.inputs.Inputs`
-        """The output with padded sequences."""
-        return _padded(output, _lengths(inputs.extra[STARTS_Q])) if STARTS_Q in inputs.extra else output
+    def output_dense(self, inputs: Any, name: str, output: torch.Tensor) -> torch.Tensor:  # `gpu.inputs.Inputs`
+        """The output with padded sequences; the gradient of a sink has none."""
+        if STARTS_Q not in inputs.extra or name in OF_PARTS:
+            return output
+        return _padded(output, _lengths(inputs.extra[STARTS_K if name in OF_KEYS else STARTS_Q]))
 
     # -- the judge --------------------------------------------------------------------------------------------------
 
     def padding(self, inputs: CallInputs) -> Padding | None:
         """The rows of the output behind the last sequence."""
-        if (starts := inputs.word(STARTS_Q)) is None:
-            return None
-        rows = starts.new_tensor(range(inputs.q.shape[2]))[None, None]  # [1, 1, rows]
-        return Padding(rows >= starts[-1], inputs.convention("rows_past") or "untouched")
+        return _padding(inputs, STARTS_Q, inputs.q.shape[2])
+
+    def key_padding(self, inputs: CallInputs) -> Padding | None:
+        """Those of the gradients of K and V."""
+        return _padding(inputs, STARTS_K, inputs.k.shape[2])
 
     def nonfinite_cause(self, inputs: CallInputs, bad_rows: torch.Tensor, *, others_are_right: bool) -> str:  # noqa: ARG002
         """A mistake that reads NaN in exactly the sequences whose outputs are not finite."""
@@ -206,9 +213,28 @@ class Thd(Part):
                 yield Mistake(f"{words}: {LOOK}", change=change)
 
 
+def _padding(inputs: CallInputs, word: str, longest: int) -> Padding | None:
+    """The rows behind the last sequence, of so many rows in all; None if sequences do not lie behind one another."""
+    if (starts := inputs.word(word)) is None:
+        return None
+    rows = starts.new_tensor(range(longest))[None, None]  # [1, 1, rows]
+    return Padding(rows >= starts[-1], inputs.convention("rows_past") or "untouched")
+
+
+def _of_queries(
+    extra: Mapping[str, torch.Tensor], placed: Callable[[torch.Tensor], torch.Tensor], conventions: Mapping[str, str]
+) -> dict[str, torch.Tensor]:
+    """What a backward call has for each query, placed elsewhere, with the axes in memory as its kernel has them."""
+    moved = {name: placed(extra[name]) for name in OF_QUERIES if name in extra}
+    return {
+        name: rows_as_kernels_have(tensor, conventions) if name in ROWS_OF_QUERIES else tensor
+        for name, tensor in moved.items()
+    }
+
+
 def _problems(case: Shape) -> Iterator[str]:
     """Why the sequences of a case cannot lie behind one another."""
-    if case.value_of("ragged") not in OF_QUERIES:
+    if case.value_of("ragged") not in RAGGED_QUERIES:
         yield "sequences behind one another have lengths of their own on both sides; add -var2 or -var3, or drop -thd"
     if case.dtype == "e4m3":
         yield "sequences of e4m3 behind one another are not judged; drop -thd"

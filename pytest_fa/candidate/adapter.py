@@ -17,6 +17,7 @@ from pytest_fa.catalog.variant import Argument, Call, Constant
 from pytest_fa.errors import ENTRY, UnsupportedCase, WrongResult
 from pytest_fa.gpu.inputs import empty_output, empty_rows
 
+DIMENSIONS_OF_THD = 3
 DIMENSIONS = {3: "three", 4: "four"}  # of q, k, v and the output: in `thd`, and in other layouts
 
 
@@ -75,8 +76,8 @@ def adapted(
         if passes_out:
             assert out is not None  # noqa: S101  # made above
             return out
-        output = _select_output(returned, call)
-        return swap_layout(output, call) if has_batch else output.transpose(0, 1)[None]
+        output: torch.Tensor = from_layout(_select_output(returned, call), call)
+        return output
 
     return forward
 
@@ -120,6 +121,14 @@ def swap_layout(tensor: torch.Tensor, call: Call) -> torch.Tensor:
     if call.layout == "thd":
         return tensor[0].transpose(0, 1)
     return tensor.transpose(1, 2) if call.layout == "bshd" else tensor
+
+
+def from_layout(tensor: Any, call: Call) -> Any:  # noqa: ANN401  # a result of any type
+    """What a function returned in the call's layout, as [batch, heads, seq, ...]."""
+    if call.layout != "thd":
+        return swap_layout(tensor, call)
+    is_rows = isinstance(tensor, torch.Tensor) and tensor.dim() == DIMENSIONS_OF_THD
+    return tensor.transpose(0, 1)[None] if is_rows else tensor
 
 
 def value_of(argument: Argument, values: dict[str, Any]) -> Any:  # noqa: ANN401  # an argument of any type

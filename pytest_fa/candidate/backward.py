@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from pytest_fa.attention import parts
-from pytest_fa.attention.backward import ALL_GRADIENTS, ARGUMENTS, GRADIENTS, OF_PARTS, RESULTS
+from pytest_fa.attention.backward import ALL_GRADIENTS, ARGUMENTS, DLSE, GRADIENTS, OF_PARTS, RESULTS
+from pytest_fa.attention.lse import PART as LOG_SUM_EXP
 from pytest_fa.attention.rows import PLAIN
-from pytest_fa.candidate.adapter import in_layout, item_of, require_default_scale, swap_layout, value_of
+from pytest_fa.candidate.adapter import from_layout, in_layout, item_of, require_default_scale, value_of
 from pytest_fa.candidate.forward import Forward
 from pytest_fa.candidate.output import Returned, require_output
 from pytest_fa.catalog.variant import Call
@@ -60,6 +61,7 @@ def adapted_backward(function: Callable[..., Any], call: Call, conventions: Mapp
     Tensors are passed as views in the call's layout.  Raises `UnsupportedCase` as `adapter.adapted` says.
     """
     passed = {word: part for word, part in parts.words().items() if call.passes(word) and word not in MATRICES}
+    of_rows, axis_of_batch = ("lse", DLSE), LOG_SUM_EXP.row_axes(conventions).index(0)
 
     def backward(
         q: torch.Tensor,
@@ -78,6 +80,8 @@ def adapted_backward(function: Callable[..., Any], call: Call, conventions: Mapp
         values |= {"scale": scale, "lse": tensors["lse"], **{name: words.get(name) for name in OF_PARTS}}
         for word, part in passed.items():
             values[word] = part.passed(word, words.get(word, part.plain_argument(word)), conventions)
+        if call.layout == "thd":
+            values |= {name: values[name].select(axis_of_batch, 0) for name in of_rows if values.get(name) is not None}
         returned = function(
             *(value_of(argument, values) for argument in call.arguments),
             **{name: value_of(argument, values) for name, argument in call.keywords.items()},
@@ -137,7 +141,7 @@ def _result_of(name: str, returned: object, buffer: torch.Tensor, call: Call) ->
     if (place := call.place_of(name)) is None:
         return buffer
     result = item_of(returned, place, call)
-    return result if name in OF_PARTS else swap_layout(result, call)
+    return result if name in OF_PARTS else from_layout(result, call)
 
 
 def _leaf_of(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

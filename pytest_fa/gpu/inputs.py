@@ -158,7 +158,8 @@ class Inputs(Arguments):  # what only some calls have are attributes
 
     def dense_output(self, output: Output) -> Output:
         """The output of this call, [batch, heads, seq_q, ...], from what lies in memory as `placed` says."""
-        return output.map(lambda tensor: parts.dense_output(self, tensor))
+        out, *more = (parts.dense_output(self, name, tensor) for name, tensor in output.named.items())
+        return Output(out, dict(zip(output.more, more, strict=True)))
 
     def e4m3_of(self, values: torch.Tensor) -> torch.Tensor:
         """The e4m3 numbers that are nearest to values; pytest's own process, which reads the parts, has no torch."""

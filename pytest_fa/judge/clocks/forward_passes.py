@@ -64,7 +64,7 @@ class ForwardPasses:
                     for name, each in like.parts.items()
                 }
             )
-            results = computed_results(call, torch.float32)
+            results = computed_results(call.dense(), torch.float32).placed()
             for name in RESULTS:
                 call.extra[name].copy_(results.extra[name])
 

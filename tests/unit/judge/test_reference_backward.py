@@ -30,6 +30,7 @@ def _reference() -> Variant:
         "b2h2s40d64-bf16-win10_0-biashq-maskbq-bwd-seed0",
         "b2h4s40d64-fp16-sk70-dv32-cap5-alibi-sink-bshd-bwd-seed0",
         "b4h3s40d64-fp16-var2-biasbhq-bwd-seed0",
+        "b5h4s40d64-fp16-causal_br-kv2-var2-sink-thd-bwd-dlse-seed3",
         "b1h2s4d64-fp16-sk0-bwd-seed0",
         "b1h2s4d64-fp16-kv1-sk0-bwd-dlse-seed0",
     ],
