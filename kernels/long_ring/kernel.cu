@@ -1,11 +1,9 @@
 // long_ring: two tiles of K and of V are in flight.
-// step:    a persistent block with a producer: one thread keeps two tiles of K and V in flight by TMA, two warpgroups compute 64
-//          queries each, with all keys; O is stored by TMA
-// because: cluster_latency is made for few keys: at 4096 keys it takes 1.16 times as long as cuDNN at D = 64 and 1.5 times at D =
-//          128, because all warps of a block wait for the next keys at the same time
+// step:    K and V go through rings of two tiles each, and K is loaded one tile ahead of V
+// because: in long_store, the next tile of K is requested only when both warpgroups have read the one before it, and likewise V
 // expect:  at b2h16s4096d64, 370 us without a mask; at D = 128, 486 us: no warp waits for copies, but the tensor cores wait for the
 //          softmax
-// diff:    the whole file
+// diff:    Ring, which holds the place in the ring and the parity of its mbarriers, and what uses it
 // tile:    128 queries x 128 keys with two computing warpgroups; 97 KB of shared memory per block at D = 64, 193 KB at D = 128
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads; rows
 //          contiguous and 16-byte aligned, with strides that TMA accepts

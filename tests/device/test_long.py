@@ -20,6 +20,10 @@ from pytest_fa.wire.jobs import CaseJob
 from tests.device.conftest import Built
 
 RUNGS = (
+    "long_block",
+    "long_producer",
+    "long_persistent",
+    "long_store",
     "long_ring",
     "long_turns",
     "long_overlap",

@@ -15,6 +15,10 @@ from tests.emulator.emulated import Schedule
 pytestmark = [pytest.mark.needs_nvcc, pytest.mark.nightly]  # it needs the headers of CUDA
 
 RUNGS = (
+    "long_block",
+    "long_producer",
+    "long_persistent",
+    "long_store",
     "long_ring",
     "long_turns",
     "long_overlap",
