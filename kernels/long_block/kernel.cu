@@ -17,10 +17,8 @@
 #include "fa/products.cuh"
 #include "fa/ring.cuh"
 #include "fa/schedule.cuh"
-#include "fa/shape.cuh"
 #include "fa/tile_params.cuh"
 #include "fa/tile_store.cuh"
-#include "fa/warpgroup.cuh"
 
 using fa::BOX_COLUMNS, fa::GROUP_M, fa::GROUP_THREADS, fa::MMA_M, fa::QUAD, fa::WARP;
 
@@ -31,9 +29,6 @@ enum Barrier {
   K_FULL,    // TMA has written a tile of K
   V_FULL     // TMA has written a tile of V
 };
-
-template <typename SHAPE>
-constexpr int THREADS = SHAPE::GROUPS * GROUP_THREADS;
 
 template <typename T, typename SHAPE>
 struct Smem {
@@ -56,14 +51,14 @@ __device__ __forceinline__ void load_kv(
 }
 
 template <typename T, typename SHAPE>
-__global__ void __launch_bounds__(THREADS<SHAPE>, 1)
+__global__ void __launch_bounds__(SHAPE::COMPUTING_THREADS, 1)
 long_block_kernel(const __grid_constant__ fa::TileParams params, const __grid_constant__ CUtensorMap q_map,
                   const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
                   const __grid_constant__ fa::OutputRows out) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   auto& smem = *reinterpret_cast<Smem<T, SHAPE>*>(smem_bytes);
   constexpr int HEAD_DIM = SHAPE::HEAD_DIM, BLOCK_N = SHAPE::BLOCK_N;
-  const int group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP_THREADS, 0);
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP_THREADS, 0);  // one value per warp, as the descriptors need
   const int thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int lane_row = thread_in_group / WARP * MMA_M + lane / QUAD;  // this lane holds rows lane_row and lane_row + 8
   const fa::WorkTile work = fa::make_work_tile<SHAPE>(params, blockIdx.x);
@@ -146,7 +141,7 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   static fa::OncePerDevice allow_smem;
   const auto allow = [&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); };
   if (int status = allow_smem(allow)) return status;
-  kernel<<<params.work_tiles, THREADS<SHAPE>, smem_bytes, stream>>>(params, maps.q, maps.k, maps.v, fa::output_rows_of(args));
+  kernel<<<params.work_tiles, SHAPE::COMPUTING_THREADS, smem_bytes, stream>>>(params, maps.q, maps.k, maps.v, fa::output_rows_of(args));
   return static_cast<int>(cudaPeekAtLastError());
 }
 

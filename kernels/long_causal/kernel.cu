@@ -11,13 +11,14 @@
 #include "fa/entry.h"
 #include "fa/hopper.cuh"
 #include "fa/integer_softmax.cuh"
+#include "fa/launch_persistent.cuh"
 #include "fa/omit.cuh"
+#include "fa/producer.cuh"
 #include "fa/products.cuh"
 #include "fa/ring.cuh"
 #include "fa/schedule.cuh"
 #include "fa/shape.cuh"
 #include "fa/shape_choice.h"
-#include "fa/tile_params.cuh"
 #include "fa/tile_store.cuh"
 #include "fa/warpgroup.cuh"
 
@@ -39,55 +40,7 @@ constexpr int STAGES = 2;  // key tiles in flight
 constexpr int FIRST_TURN_BARRIER = 1, FIRST_GROUP_BARRIER = 8;  // named barriers, one per computing warpgroup
 
 template <typename T, typename SHAPE>
-struct Smem {
-  // [HEAD_DIM / BOX_COLUMNS, rows, BOX_COLUMNS], swizzled by TMA
-  alignas(1024) T q[SHAPE::GROUPS][GROUP_M * SHAPE::HEAD_DIM];
-  alignas(1024) T o[SHAPE::GROUPS][GROUP_M * SHAPE::HEAD_DIM];
-  alignas(1024) T k[STAGES][SHAPE::BLOCK_N * SHAPE::HEAD_DIM];
-  alignas(1024) T v[STAGES][SHAPE::BLOCK_N * SHAPE::HEAD_DIM];
-  uint64_t unused;  // keeps the places of the mbarriers, and with them the machine code whose times are recorded
-  uint64_t q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-};
-
-// The producer: loads Q, K and V of all work tiles of this block.  K is loaded one tile ahead of V.
-template <typename T, typename SHAPE>
-__device__ __forceinline__ void produce(const fa::TileParams& params, const CUtensorMap& q_map, const CUtensorMap& k_map,
-                                        const CUtensorMap& v_map, Smem<T, SHAPE>& smem) {
-  constexpr int HEAD_DIM = SHAPE::HEAD_DIM, BLOCK_N = SHAPE::BLOCK_N;
-  fa::Ring<STAGES> k_ring, v_ring;
-  uint32_t q_phase = 0;
-#pragma unroll 1
-  for (int round = 0, number; (number = fa::dealt_number(round, blockIdx.x, gridDim.x)) < params.work_tiles; ++round) {
-    const fa::WorkTile work = fa::make_work_tile<SHAPE>(params, number);
-    if (work.key_tiles == 0) continue;
-    const fa::Head head = fa::make_head(params, work.batch_head);
-    auto load_k = [&](int j) {
-      fa::wait(&smem.k_empty[k_ring.stage], k_ring.phase ^ 1);
-      fa::mbarrier_arrive_expect_tx(&smem.k_full[k_ring.stage], SHAPE::TILE_BYTES);
-      fa::load_rows<HEAD_DIM, BLOCK_N>(
-          smem.k[k_ring.stage], k_map, j * BLOCK_N, head.kv_head, head.batch, &smem.k_full[k_ring.stage]);
-      k_ring.advance();
-    };
-    fa::wait(&smem.q_empty, q_phase ^ 1);
-    q_phase ^= 1;
-    fa::mbarrier_arrive_expect_tx(&smem.q_full, SHAPE::Q_BYTES);
-#pragma unroll
-    for (int g = 0; g < SHAPE::GROUPS; ++g) {
-      const int first_query = work.first_query + g * GROUP_M;
-      fa::load_rows<HEAD_DIM, GROUP_M>(smem.q[g], q_map, first_query, head.query_head, head.batch, &smem.q_full);
-    }
-    load_k(work.key_tiles - 1);
-#pragma unroll 1
-    for (int j = work.key_tiles - 1; j >= 0; --j) {
-      if (j > 0) load_k(j - 1);
-      fa::wait(&smem.v_empty[v_ring.stage], v_ring.phase ^ 1);
-      fa::mbarrier_arrive_expect_tx(&smem.v_full[v_ring.stage], SHAPE::TILE_BYTES);
-      fa::load_rows<HEAD_DIM, BLOCK_N>(
-          smem.v[v_ring.stage], v_map, j * BLOCK_N, head.kv_head, head.batch, &smem.v_full[v_ring.stage]);
-      v_ring.advance();
-    }
-  }
-}
+using Smem = fa::RingSmem<T, SHAPE, STAGES>;
 
 // Releases a tile of K and of V that this warpgroup does not read.
 template <typename T, typename SHAPE>
@@ -220,22 +173,13 @@ long_causal_kernel(const __grid_constant__ fa::TileParams params, const __grid_c
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   auto& smem = *reinterpret_cast<Smem<T, SHAPE>*>(smem_bytes);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / GROUP_THREADS, 0);
-  if (threadIdx.x == 0) {
-    fa::mbarrier_init(&smem.q_full, 1);
-    fa::mbarrier_init(&smem.q_empty, SHAPE::COMPUTING_WARPS);
-#pragma unroll
-    for (int stage = 0; stage < STAGES; ++stage) {
-      fa::mbarrier_init(&smem.k_full[stage], 1);
-      fa::mbarrier_init(&smem.v_full[stage], 1);
-      fa::mbarrier_init(&smem.k_empty[stage], SHAPE::COMPUTING_WARPS);
-      fa::mbarrier_init(&smem.v_empty[stage], SHAPE::COMPUTING_WARPS);
-    }
-    fa::fence_mbarrier_init();
-  }
+  if (threadIdx.x == 0) fa::init_mbarriers<SHAPE>(smem);
   __syncthreads();
   if (warpgroup == 0) {
     fa::setmaxnreg_dec<SHAPE::PRODUCER_REGISTERS>();
-    if (threadIdx.x < WARP && fa::elect_sync()) produce(params, q_map, k_map, v_map, smem);
+    if (threadIdx.x < WARP && fa::elect_sync()) {
+      fa::produce<Q_FULL, V_FULL, SHAPE>(fa::Dealt(), params, q_map, k_map, v_map, smem);
+    }
   } else {
     fa::setmaxnreg_inc<SHAPE::REGISTERS>();
     compute(params, o_map, smem, warpgroup - 1);
@@ -244,18 +188,7 @@ long_causal_kernel(const __grid_constant__ fa::TileParams params, const __grid_c
 
 template <typename T, typename SHAPE>
 int launch_shape(const FaForwardArgs* args, cudaStream_t stream) {
-  fa::TileParams params;
-  fa::TensorMaps maps;
-  if (int status = fa::make_tile_params<SHAPE>(args, &params)) return status;
-  if (int status = fa::make_tensor_maps<SHAPE>(args, &maps)) return status;
-  const auto kernel = &long_causal_kernel<T, SHAPE>;
-  constexpr int smem_bytes = sizeof(Smem<T, SHAPE>);
-  static fa::OncePerDevice prepare;
-  const auto prepare_once = [&] { return fa::prepare_kernel<SHAPE, smem_bytes>(args, reinterpret_cast<const void*>(kernel)); };
-  if (int status = prepare(prepare_once)) return status;
-  const int blocks = std::min(params.work_tiles, fa::most_blocks<SHAPE>());
-  kernel<<<blocks, SHAPE::THREADS, smem_bytes, stream>>>(params, maps.q, maps.k, maps.v, maps.o);
-  return static_cast<int>(cudaPeekAtLastError());
+  return fa::launch_persistent<&long_causal_kernel<T, SHAPE>, SHAPE, sizeof(Smem<T, SHAPE>)>(args, stream);
 }
 
 // Returns the key tiles of a work tile that each of its warpgroups sees, added up.

@@ -9,13 +9,13 @@
 //          contiguous and 16-byte aligned, with strides that TMA accepts
 #include "fa/entry.h"
 #include "fa/hopper.cuh"
+#include "fa/launch_persistent.cuh"
 #include "fa/omit.cuh"
 #include "fa/online_softmax.cuh"
 #include "fa/products.cuh"
 #include "fa/ring.cuh"
 #include "fa/schedule.cuh"
 #include "fa/shape.cuh"
-#include "fa/tile_params.cuh"
 #include "fa/tile_store.cuh"
 #include "fa/warpgroup.cuh"
 
@@ -186,18 +186,7 @@ long_ring_kernel(const __grid_constant__ fa::TileParams params, const __grid_con
 template <typename T, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
   using SHAPE = fa::Shape<HEAD_DIM, 2, 128>;
-  fa::TileParams params;
-  fa::TensorMaps maps;
-  if (int status = fa::make_tile_params<SHAPE>(args, &params)) return status;
-  if (int status = fa::make_tensor_maps<SHAPE>(args, &maps)) return status;
-  const auto kernel = &long_ring_kernel<T, SHAPE>;
-  constexpr int smem_bytes = sizeof(Smem<T, SHAPE>);
-  static fa::OncePerDevice prepare;
-  const auto prepare_once = [&] { return fa::prepare_kernel<SHAPE, smem_bytes>(args, reinterpret_cast<const void*>(kernel)); };
-  if (int status = prepare(prepare_once)) return status;
-  const int blocks = std::min(params.work_tiles, fa::most_blocks<SHAPE>());
-  kernel<<<blocks, SHAPE::THREADS, smem_bytes, stream>>>(params, maps.q, maps.k, maps.v, maps.o);
-  return static_cast<int>(cudaPeekAtLastError());
+  return fa::launch_persistent<&long_ring_kernel<T, SHAPE>, SHAPE, sizeof(Smem<T, SHAPE>)>(args, stream);
 }
 
 FA_FORWARD(launch)

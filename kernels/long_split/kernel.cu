@@ -5,8 +5,7 @@
 //          thirds of the SMs are idle
 // expect:  at D = 128 without a mask, 205 us at b4h16s2048, 380 us at b2h16s4096 and 740 us at b1h16s8192; with a causal mask the
 //          same time as long_causal
-// diff:    SplitTiles and what reads it, merge_parts, the host code that divides the last round, and its time in the estimate of a
-//          shape
+// diff:    SplitTiles and merge_parts, the host code that divides the last round, and its time in the estimate of a shape
 // tile:    as in long_shapes
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads; rows
 //          contiguous and 16-byte aligned, with strides that TMA accepts
@@ -14,6 +13,7 @@
 #include "fa/hopper.cuh"
 #include "fa/integer_softmax.cuh"
 #include "fa/omit.cuh"
+#include "fa/producer.cuh"
 #include "fa/products.cuh"
 #include "fa/ring.cuh"
 #include "fa/schedule.cuh"
@@ -41,30 +41,41 @@ enum Barrier {
 constexpr int STAGES = 2;  // key tiles in flight
 constexpr int FIRST_TURN_BARRIER = 1, FIRST_GROUP_BARRIER = 8;  // named barriers, one per computing warpgroup
 
-struct Empty {};  // in place of what is not needed
-
 // Marks a part in the workspace as stored.  The workspace may contain anything before a call.  Any other value, such as NaN or
 // the data of another call, means 'not stored'.
 constexpr uint64_t STORED = 0x9e6c63d0876a9a47ull;
 constexpr int MAX_PARTS = 8;  // of a work tile
 
-// The work tiles whose keys are divided between blocks.
+// The work tiles of a block.  Those of an incomplete last round are divided between blocks by their keys.
 struct SplitTiles {
   float4* results;   // [tiles, GROUPS, parts, O_TILES + 1, GROUP_THREADS]: O of a thread, then m (in log2) and l of its rows
   uint64_t* stored;  // [tiles, GROUPS, parts]
   int first;         // number of the first of these work tiles; those before it are not divided
   int parts;         // of each tile
+
+  __device__ __forceinline__ bool is_split(int round) const { return round * static_cast<int>(gridDim.x) >= first; }
+  __device__ __forceinline__ int number(int round) const {
+    const int number = fa::Dealt().number(round);
+    const bool is_last_round = round * static_cast<int>(gridDim.x) == first;
+    if (is_split(round)) return is_last_round ? first + static_cast<int>(blockIdx.x) / parts : INT32_MAX;
+    return number;
+  }
+  __device__ __forceinline__ fa::KeyTiles key_tiles(const fa::WorkTile& work, int round) const {
+    const int part = blockIdx.x % parts;
+    if (is_split(round)) return {work.key_tiles * part / parts, work.key_tiles * (part + 1) / parts};
+    return {0, work.key_tiles};
+  }
 };
 
 template <typename SHAPE>
 struct Whole : SHAPE {  // for calls without such work tiles
   static constexpr bool HAS_SPLIT = false;
-  using Split = Empty;
+  using Deal = fa::Dealt;
 };
 template <typename SHAPE>
 struct Divided : SHAPE {  // for calls with them
   static constexpr bool HAS_SPLIT = true;
-  using Split = SplitTiles;
+  using Deal = SplitTiles;
 };
 
 template <typename T, typename SHAPE>
@@ -76,79 +87,8 @@ struct Smem {
   alignas(1024) T v[STAGES][SHAPE::BLOCK_N * SHAPE::HEAD_DIM];
   uint64_t unused;  // keeps the places of the mbarriers, and with them the machine code whose times are recorded
   uint64_t q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-  std::conditional_t<SHAPE::HAS_SPLIT, int[SHAPE::GROUPS], Empty> all_are_stored;
+  int all_are_stored[SHAPE::GROUPS];
 };
-
-// Whether the work tiles of a round are divided by their keys.
-__device__ __forceinline__ bool is_split(const SplitTiles& split, int round) {
-  return round * static_cast<int>(gridDim.x) >= split.first;
-}
-
-// Returns the number of the work tile of this block in a round, or a larger one than any if there is none.
-template <typename SHAPE>
-__device__ __forceinline__ int work_number(const typename SHAPE::Split& split, int round) {
-  const int number = fa::dealt_number(round, blockIdx.x, gridDim.x);
-  if constexpr (SHAPE::HAS_SPLIT) {
-    const bool is_last_round = round * static_cast<int>(gridDim.x) == split.first;
-    if (is_split(split, round)) return is_last_round ? split.first + static_cast<int>(blockIdx.x) / split.parts : INT32_MAX;
-  }
-  return number;
-}
-
-// The key tiles [first, end) of a work tile that this block computes.
-struct KeyTiles {
-  int first, end;
-};
-
-template <typename SHAPE>
-__device__ __forceinline__ KeyTiles key_tiles_of(const fa::WorkTile& work, const typename SHAPE::Split& split, int round) {
-  if constexpr (SHAPE::HAS_SPLIT) {
-    const int part = blockIdx.x % split.parts;
-    if (is_split(split, round)) return {work.key_tiles * part / split.parts, work.key_tiles * (part + 1) / split.parts};
-  }
-  return {0, work.key_tiles};
-}
-
-// The producer: loads Q, K and V of all work tiles of this block.  K is loaded one tile ahead of V.
-template <typename T, typename SHAPE>
-__device__ __forceinline__ void produce(const fa::TileParams& params, const CUtensorMap& q_map, const CUtensorMap& k_map,
-                                        const CUtensorMap& v_map, const typename SHAPE::Split& split, Smem<T, SHAPE>& smem) {
-  constexpr int HEAD_DIM = SHAPE::HEAD_DIM, BLOCK_N = SHAPE::BLOCK_N;
-  fa::Ring<STAGES> k_ring, v_ring;
-  uint32_t q_phase = 0;
-#pragma unroll 1
-  for (int round = 0, number; (number = work_number<SHAPE>(split, round)) < params.work_tiles; ++round) {
-    const fa::WorkTile work = fa::make_work_tile<SHAPE>(params, number);
-    if (work.key_tiles == 0) continue;
-    const KeyTiles keys = key_tiles_of<SHAPE>(work, split, round);
-    const fa::Head head = fa::make_head(params, work.batch_head);
-    auto load_k = [&](int j) {
-      fa::wait(&smem.k_empty[k_ring.stage], k_ring.phase ^ 1);
-      fa::mbarrier_arrive_expect_tx(&smem.k_full[k_ring.stage], SHAPE::TILE_BYTES);
-      fa::load_rows<HEAD_DIM, BLOCK_N>(
-          smem.k[k_ring.stage], k_map, j * BLOCK_N, head.kv_head, head.batch, &smem.k_full[k_ring.stage]);
-      k_ring.advance();
-    };
-    fa::wait(&smem.q_empty, q_phase ^ 1);
-    q_phase ^= 1;
-    fa::mbarrier_arrive_expect_tx(&smem.q_full, SHAPE::Q_BYTES);
-#pragma unroll
-    for (int g = 0; g < SHAPE::GROUPS; ++g) {
-      const int first_query = work.first_query + g * GROUP_M;
-      fa::load_rows<HEAD_DIM, GROUP_M>(smem.q[g], q_map, first_query, head.query_head, head.batch, &smem.q_full);
-    }
-    load_k(keys.end - 1);
-#pragma unroll 1
-    for (int j = keys.end - 1; j >= keys.first; --j) {
-      if (j > keys.first) load_k(j - 1);
-      fa::wait(&smem.v_empty[v_ring.stage], v_ring.phase ^ 1);
-      fa::mbarrier_arrive_expect_tx(&smem.v_full[v_ring.stage], SHAPE::TILE_BYTES);
-      fa::load_rows<HEAD_DIM, BLOCK_N>(
-          smem.v[v_ring.stage], v_map, j * BLOCK_N, head.kv_head, head.batch, &smem.v_full[v_ring.stage]);
-      v_ring.advance();
-    }
-  }
-}
 
 // Stores a warpgroup's part of a work tile, and merges all parts if they are stored.  Returns whether they are.  At least the
 // last warpgroup finds all parts stored, because the fences have one order.  If several do, they merge the same bits in the same
@@ -225,7 +165,7 @@ __device__ __forceinline__ void release_unread(Smem<T, SHAPE>& smem, const fa::R
 // A computing warpgroup: 64 queries of each work tile of this block.
 template <typename T, typename SHAPE>
 __device__ __forceinline__ void compute(
-    const fa::TileParams& params, const CUtensorMap& o_map, const typename SHAPE::Split& split, Smem<T, SHAPE>& smem,
+    const fa::TileParams& params, const CUtensorMap& o_map, const typename SHAPE::Deal& deal, Smem<T, SHAPE>& smem,
     int group) {
   constexpr int HEAD_DIM = SHAPE::HEAD_DIM, BLOCK_N = SHAPE::BLOCK_N;
   const int thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
@@ -248,9 +188,9 @@ __device__ __forceinline__ void compute(
   if (HAS_TURNS && group == 0) fa::barrier_arrive<2 * GROUP_THREADS>(own_turn);  // the first turn
 
 #pragma unroll 1
-  for (int round = 0, number; (number = work_number<SHAPE>(split, round)) < params.work_tiles; ++round) {
+  for (int round = 0, number; (number = deal.number(round)) < params.work_tiles; ++round) {
     const fa::WorkTile work = fa::make_work_tile<SHAPE>(params, number);
-    const KeyTiles keys = key_tiles_of<SHAPE>(work, split, round);
+    const fa::KeyTiles keys = deal.key_tiles(work, round);
     const int query = work.first_query + group * GROUP_M + lane_row;
     float o[SHAPE::O_TILES][4] = {};
     fa::IntegerSoftmax softmax;
@@ -337,7 +277,7 @@ __device__ __forceinline__ void compute(
     }
 
     if constexpr (SHAPE::HAS_SPLIT) {
-      if (is_split(split, round) && !merge_parts<SHAPE>(split, group, o, softmax, smem.all_are_stored)) continue;
+      if (deal.is_split(round) && !merge_parts<SHAPE>(deal, group, o, softmax, smem.all_are_stored)) continue;
     }
 
     const fa::Head head = fa::make_head(params, work.batch_head);
@@ -352,29 +292,20 @@ template <typename T, typename SHAPE>
 __global__ void __launch_bounds__(SHAPE::THREADS, SHAPE::BLOCKS_PER_SM)
 long_split_kernel(const __grid_constant__ fa::TileParams params, const __grid_constant__ CUtensorMap q_map,
                   const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
-                  const __grid_constant__ CUtensorMap o_map, const __grid_constant__ typename SHAPE::Split split) {
+                  const __grid_constant__ CUtensorMap o_map, const __grid_constant__ typename SHAPE::Deal deal) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   auto& smem = *reinterpret_cast<Smem<T, SHAPE>*>(smem_bytes);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / GROUP_THREADS, 0);
-  if (threadIdx.x == 0) {
-    fa::mbarrier_init(&smem.q_full, 1);
-    fa::mbarrier_init(&smem.q_empty, SHAPE::COMPUTING_WARPS);
-#pragma unroll
-    for (int stage = 0; stage < STAGES; ++stage) {
-      fa::mbarrier_init(&smem.k_full[stage], 1);
-      fa::mbarrier_init(&smem.v_full[stage], 1);
-      fa::mbarrier_init(&smem.k_empty[stage], SHAPE::COMPUTING_WARPS);
-      fa::mbarrier_init(&smem.v_empty[stage], SHAPE::COMPUTING_WARPS);
-    }
-    fa::fence_mbarrier_init();
-  }
+  if (threadIdx.x == 0) fa::init_mbarriers<SHAPE>(smem);
   __syncthreads();
   if (warpgroup == 0) {
     fa::setmaxnreg_dec<SHAPE::PRODUCER_REGISTERS>();
-    if (threadIdx.x < WARP && fa::elect_sync()) produce(params, q_map, k_map, v_map, split, smem);
+    if (threadIdx.x < WARP && fa::elect_sync()) {
+      fa::produce<Q_FULL, V_FULL, SHAPE>(deal, params, q_map, k_map, v_map, smem);
+    }
   } else {
     fa::setmaxnreg_inc<SHAPE::REGISTERS>();
-    compute(params, o_map, split, smem, warpgroup - 1);
+    compute(params, o_map, deal, smem, warpgroup - 1);
   }
 }
 
@@ -430,7 +361,7 @@ int make_split(const FaForwardArgs* args, const fa::TileParams& params, SplitTil
 }
 
 template <typename T, typename SHAPE>
-int launch_kernel(const FaForwardArgs* args, const fa::TileParams& params, const typename SHAPE::Split& split,
+int launch_kernel(const FaForwardArgs* args, const fa::TileParams& params, const typename SHAPE::Deal& deal,
                   cudaStream_t stream) {
   fa::TensorMaps maps;
   if (int status = fa::make_tensor_maps<SHAPE>(args, &maps)) return status;
@@ -440,7 +371,7 @@ int launch_kernel(const FaForwardArgs* args, const fa::TileParams& params, const
   const auto prepare_once = [&] { return fa::prepare_kernel<SHAPE, smem_bytes>(args, reinterpret_cast<const void*>(kernel)); };
   if (int status = prepare(prepare_once)) return status;
   const int blocks = SHAPE::HAS_SPLIT ? fa::most_blocks<SHAPE>() : std::min(params.work_tiles, fa::most_blocks<SHAPE>());
-  kernel<<<blocks, SHAPE::THREADS, smem_bytes, stream>>>(params, maps.q, maps.k, maps.v, maps.o, split);
+  kernel<<<blocks, SHAPE::THREADS, smem_bytes, stream>>>(params, maps.q, maps.k, maps.v, maps.o, deal);
   return static_cast<int>(cudaPeekAtLastError());
 }
 

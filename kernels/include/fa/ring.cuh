@@ -23,16 +23,6 @@ struct Ring {
   }
 };
 
-// Initialises the mbarriers of a ring whose buffers are read by `WARPS` warps.  Called by one thread.
-template <int WARPS, int STAGES>
-__device__ __forceinline__ void init_ring(uint64_t (&full_smem)[STAGES], uint64_t (&empty_smem)[STAGES]) {
-#pragma unroll
-  for (int stage = 0; stage < STAGES; ++stage) {
-    mbarrier_init(&full_smem[stage], 1);
-    mbarrier_init(&empty_smem[stage], WARPS);
-  }
-}
-
 // Loads rows of Q, K or V of one head, in boxes of BOX_COLUMNS columns.  Called by one thread.
 template <int HEAD_DIM, int ROWS, typename T>
 __device__ __forceinline__ void load_rows(

@@ -12,6 +12,11 @@ struct WorkTile {
   int key_tiles;  // tiles with a key that any query of the block sees
 };
 
+// The key tiles [first, end) of a work tile.
+struct KeyTiles {
+  int first, end;
+};
+
 // The number of key tiles with a key that any query before `end_query` sees.
 template <typename SHAPE, typename PARAMS>
 __host__ __device__ __forceinline__ int visible_key_tiles(const PARAMS& params, int end_query) {

@@ -16,7 +16,7 @@ template <int HEAD_DIM_, int GROUPS_, int BLOCK_N_>
 struct Shape {
   static constexpr int HEAD_DIM = HEAD_DIM_, GROUPS = GROUPS_, BLOCK_N = BLOCK_N_;
   static constexpr int BLOCK_M = GROUPS * GROUP_M, THREADS = (GROUPS + 1) * GROUP_THREADS;
-  static constexpr int COMPUTING_WARPS = GROUPS * GROUP_THREADS / WARP;
+  static constexpr int COMPUTING_THREADS = GROUPS * GROUP_THREADS, COMPUTING_WARPS = COMPUTING_THREADS / WARP;
   static constexpr int BLOCKS_PER_SM = GROUPS == 1 ? 2 : 1;
   // All threads of a block start with the same number of registers, a multiple of 8.  The producer then gives most of its own to
   // the others.  setmaxnreg.inc would wait for ever if there were not enough.
