@@ -16,7 +16,7 @@ from .problem import Problem
 
 Terms = list[float]
 
-# `long_wgmma`: computing warpgroups and keys of a tile, by head_dim, with the TFLOP/s that its launcher expects.
+# `long_shapes`: computing warpgroups and keys of a tile, by head_dim, with the TFLOP/s that its launcher expects.
 LONG_SHAPES = {
     64: ((2, 128, 508), (3, 128, 575), (4, 64, 540), (1, 128, 450)),
     128: ((2, 128, 661), (3, 80, 765), (1, 64, 560)),
@@ -64,7 +64,7 @@ LATENCY = (
 
 
 def long_terms(problem: Problem, sms: int, *, skips: bool, splits: bool) -> Terms:
-    """The rungs of `long_wgmma` that choose a shape: the one that their launcher expects to be the fastest."""
+    """The rungs from `long_shapes` on, which choose a shape: the one that their launcher expects to be the fastest."""
     shapes = LONG_SHAPES[problem.head_dim]
     plan = min(_long_plan(problem, sms, shape, skips=skips, splits=splits) for shape in shapes)
     pairs = sum(problem.tile_lengths(plan.rows)) * plan.rows * problem.batch * problem.heads

@@ -19,7 +19,20 @@ from pytest_fa.records.built import Build
 from pytest_fa.wire.jobs import CaseJob
 from tests.device.conftest import Built
 
-RUNGS = ("long_ring", "long_overlap", "long_shapes", "long_causal", "long_split", "long_next_q")
+RUNGS = (
+    "long_block",
+    "long_producer",
+    "long_persistent",
+    "long_store",
+    "long_ring",
+    "long_turns",
+    "long_overlap",
+    "long_max",
+    "long_shapes",
+    "long_causal",
+    "long_split",
+    "long_next_q",
+)
 # The number of warpgroups is the one that long_shapes chooses on a GPU with 132 SMs.
 SHAPES = (
     "b1h2s1d64-fp16-sk127",  # one warpgroup; one query, one key tile

@@ -14,7 +14,21 @@ from tests.emulator.emulated import Schedule
 
 pytestmark = [pytest.mark.needs_nvcc, pytest.mark.nightly]  # it needs the headers of CUDA
 
-RUNGS = ("long_ring", "long_turns", "long_sum", "long_next_q")  # between them, they have all paths of the source
+RUNGS = (
+    "long_block",
+    "long_producer",
+    "long_persistent",
+    "long_store",
+    "long_ring",
+    "long_turns",
+    "long_overlap",
+    "long_sum",
+    "long_max",
+    "long_shapes",
+    "long_causal",
+    "long_split",
+    "long_next_q",
+)
 # Shapes, and the number of SMs.
 SHAPES = (
     ("b1h2s1d64-fp16-sk127", 2),  # one query, one key tile
@@ -63,10 +77,10 @@ def test_divided_work_tiles_are_merged(build: Build, shape: str, sms: int, order
     assert marks_left(kernel) == 0  # the next call would merge the parts of this one
 
 
-@pytest.mark.parametrize(("groups", "keys"), [(1, 64), (2, 128), (3, 80)])
-def test_work_tiles_of_each_size_can_be_divided(build: Build, groups: int, keys: int) -> None:
-    """The result is right with one, two and three warpgroups per work tile."""
-    kernel = build("long_next_q", 128, CHOOSE_SHAPE=0, GROUPS_128=groups, KEYS_128=keys)
+@pytest.mark.parametrize("shape", [0, 1, 2])
+def test_work_tiles_of_each_size_can_be_divided(build: Build, shape: int) -> None:
+    """The result is right with two, three and one warpgroups per work tile."""
+    kernel = build("long_next_q", 128, ONLY_SHAPE=shape)
     assert kernel.workspace_bytes(parse_case("b1h1s384d128-fp16-sk2000-seed0"), 9) > 0
     assert complaints(kernel, "b1h1s384d128-fp16-sk2000", Schedule(2, sms=9, resident_blocks=20), calls=2) == []
 

@@ -1,0 +1,76 @@
+// The choice between shapes of work tiles: the one for which the SM with the most work finishes first.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <initializer_list>
+
+#include "fa/launch.h"
+#include "fa/remembered.h"
+#include "fa/schedule.cuh"
+#include "fa/tile_params.cuh"
+
+namespace fa {
+
+// The times of a shape on an H200 while all SMs work, in microseconds.  They are used to compare shapes.
+template <typename SHAPE>
+struct Costs {
+  // The TFLOP/s, measured at 4096 to 16384 keys.  Taller tiles read K and V from shared memory less often.
+  static constexpr double STEADY_TFLOPS =
+      SHAPE::HEAD_DIM == 64 ? (SHAPE::GROUPS == 1 ? 450 : SHAPE::GROUPS == 2 ? 508 : SHAPE::GROUPS == 3 ? 575 : 540)
+                            : (SHAPE::GROUPS == 1 ? 560 : SHAPE::GROUPS == 2 ? 661 : 765);
+  static constexpr int H200_SMS = 132;
+  static constexpr double KEY_TILE_US = 4.0 * SHAPE::BLOCK_M * SHAPE::BLOCK_N * SHAPE::HEAD_DIM * H200_SMS / STEADY_TFLOPS * 1e-6;
+  static constexpr double WORK_TILE_US = 1.5;  // to start and to finish a work tile
+};
+
+// Whether a call has so many work tiles that all SMs have nearly the same amount of work.
+template <typename SHAPE>
+bool has_many_rounds(const TileParams& params) {
+  constexpr int EXACT_ROUNDS = 16;
+  return params.work_tiles > EXACT_ROUNDS * std::min(params.work_tiles, most_blocks<SHAPE>());
+}
+
+// Returns the time of the SM with the most work, up to a factor that is the same for all shapes.  The first `tiles` work tiles are
+// dealt to the blocks; us_of(number) is the time of one.
+template <typename SHAPE, typename UsOf>
+double busiest_sm_us(const TileParams& params, int tiles, UsOf us_of) {
+  const int blocks = std::min(params.work_tiles, most_blocks<SHAPE>()), sms = std::max(1, sm_count());
+  if (has_many_rounds<SHAPE>(params)) {
+    double us = 0.0;
+    const int heads = std::min(params.section_heads, params.batch_heads);
+    for (int m_block = 0; m_block < params.m_blocks; ++m_block) us += us_of(m_block * heads);
+    return us * params.batch_heads / sms;
+  }
+  double most_us = 0.0;
+  for (int sm = 0; sm < sms; ++sm) {
+    double us = 0.0;
+    for (int block = sm; block < blocks; block += sms) {
+      for (int round = 0, number; (number = dealt_number(round, block, blocks)) < tiles; ++round) us += us_of(number);
+    }
+    most_us = std::max(most_us, us);
+  }
+  return most_us;
+}
+
+// Returns the index of the least of the estimated times.  Choices are remembered, because one takes up to 100 us.  A call that
+// every shape refuses, for example for its pointers, has none.
+inline int fastest_shape(const FaForwardArgs* args, std::initializer_list<double (*)(const FaForwardArgs*)> estimates) {
+  using Problem = std::array<int64_t, 8>;
+  thread_local Remembered<Problem, int> remembered;
+  const Problem problem = {args->head_dim, args->batch, args->heads,  args->kv_heads,
+                           args->seq_q,    args->seq_k, args->causal, sm_count()};
+  if (const int* known = remembered.find(problem)) return *known;
+  double least_us = INFINITY;
+  int fastest = 0, index = 0;
+  for (auto estimated_us : estimates) {
+    const double us = estimated_us(args);
+    if (us < least_us) least_us = us, fastest = index;
+    ++index;
+  }
+  if (least_us < INFINITY) remembered.keep(problem, fastest);
+  return fastest;
+}
+
+}  // namespace fa

@@ -1,0 +1,103 @@
+// The parameters of kernels whose work tiles are numbered, and the host code of their launches.
+#pragma once
+
+#include <math.h>
+
+#include <algorithm>
+
+#include "fa/launch.h"
+#include "fa/params.cuh"
+#include "fa/shape.cuh"
+#include "fa/tensor_map.h"
+#include "fa_forward.h"
+
+namespace fa {
+
+struct TileParams {
+  float* lse;               // [batch, heads, seq_q], or nullptr
+  float scale_log2;         // |scale| * log2(e)
+  float inverse_scale_log2;
+  int is_negated;           // the scale is negative: S is negated
+  int seq_q, seq_k;
+  int first_diagonal;       // query i sees keys [0, min(seq_k, first_diagonal + i))
+  int heads, batch_heads;
+  int m_blocks;             // work tiles of a head
+  int section_heads;        // heads whose work tiles are computed at the same time, the longest first
+  int work_tiles;
+  uint32_t kv_head_factor;  // about 2^31 / (heads / kv_heads), see kv_head_of
+};
+
+// The tensors of a call.
+struct TensorMaps {
+  CUtensorMap q, k, v, o;
+};
+
+// K and V of the heads that are computed at the same time should fit in L2 (50 MB) besides Q and O.
+constexpr int64_t SECTION_BYTES = 32 << 20;
+
+// Returns the number of heads of a section.  Without a mask, all work tiles are equally long, and heads are computed one after
+// another, so that few heads are in L2 at a time.
+inline int section_heads_of(const FaForwardArgs* args) {
+  if (args->causal == FA_CAUSAL_NONE) return 1;
+  const int64_t head_bytes = std::max<int64_t>(1, args->seq_k * args->head_dim * 4 / (args->heads / args->kv_heads));
+  int64_t heads = 1;
+  while (heads * 2 * head_bytes <= SECTION_BYTES && heads < args->batch * args->heads) heads *= 2;
+  return static_cast<int>(heads);
+}
+
+// Fills `params` and returns FA_OK, or refuses the call.
+template <typename SHAPE>
+int make_tile_params(const FaForwardArgs* args, TileParams* params) {
+  Params all_params;
+  if (int status = make_params(args, SHAPE::BLOCK_M, 1, &all_params)) return status;
+  const int64_t m_blocks = (args->seq_q + SHAPE::BLOCK_M - 1) / SHAPE::BLOCK_M, batch_heads = args->batch * args->heads;
+  if (batch_heads > INT32_MAX / 4 / m_blocks) {
+    return fa_refuse(args, "the shape is too large: batch %lld, heads %lld, seq_q %lld; the product of batch, heads and "
+                           "seq_q / %d must be below 2^29",
+                     static_cast<long long>(args->batch), static_cast<long long>(args->heads),
+                     static_cast<long long>(args->seq_q), SHAPE::BLOCK_M);
+  }
+  const float scale_log2 = fabsf(all_params.signed_scale_log2);
+  *params = {all_params.lse,
+             scale_log2,
+             1.0f / scale_log2,
+             all_params.signed_scale_log2 < 0.0f,
+             all_params.seq_q,
+             all_params.seq_k,
+             all_params.first_diagonal,
+             static_cast<int>(args->heads),
+             static_cast<int>(batch_heads),
+             static_cast<int>(m_blocks),
+             section_heads_of(args),
+             static_cast<int>(m_blocks * batch_heads),
+             all_params.kv_head_factor};
+  return FA_OK;
+}
+
+// Fills `maps` and returns FA_OK, or refuses the call.  Boxes have the queries of a warpgroup, or the keys of a tile.
+template <typename SHAPE>
+int make_tensor_maps(const FaForwardArgs* args, TensorMaps* maps) {
+  constexpr Box QUERIES = {GROUP_M, BOX_COLUMNS}, KEYS = {SHAPE::BLOCK_N, BOX_COLUMNS};
+  *maps = {};
+  if (int status = make_tensor_map(&maps->o, args, args->out, args->heads, args->seq_q, args->out_stride, QUERIES)) return status;
+  if (args->seq_k == 0) return FA_OK;  // the kernel reads no input
+  if (int status = make_tensor_map(&maps->q, args, args->q, args->heads, args->seq_q, args->q_stride, QUERIES)) return status;
+  if (int status = make_tensor_map(&maps->k, args, args->k, args->kv_heads, args->seq_k, args->k_stride, KEYS)) return status;
+  return make_tensor_map(&maps->v, args, args->v, args->kv_heads, args->seq_k, args->v_stride, KEYS);
+}
+
+// The number of blocks that the GPU runs at the same time.
+template <typename SHAPE>
+int most_blocks() {
+  return std::max(1, sm_count() * SHAPE::BLOCKS_PER_SM);
+}
+
+// Allows a kernel to use `SMEM_BYTES` of shared memory per block.  Refuses one whose warpgroups would wait for registers for ever.
+template <typename SHAPE, int SMEM_BYTES>
+int prepare_kernel(const FaForwardArgs* args, const void* kernel) {
+  static_assert(SMEM_BYTES * SHAPE::BLOCKS_PER_SM <= 227 * 1024, "an SM has 227 KB of shared memory for its blocks");
+  if (int refusal = require_registers(args, kernel, SHAPE::GROUPS + 1, SHAPE::ALL_REGISTERS)) return refusal;
+  return fa_allow_dynamic_smem(args, kernel, SMEM_BYTES);
+}
+
+}  // namespace fa
