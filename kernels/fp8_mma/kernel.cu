@@ -8,20 +8,13 @@
 // tile:    BLOCK_M queries x BLOCK_N keys, 16 queries per warp; 15 KB of shared memory per block (D = 64), 28 KB (D = 128)
 // takes:   e4m3 with an output in fp16 or bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal
 //          masks, grouped heads; rows contiguous and 16-byte aligned
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <math_constants.h>
 
 #include "fa/e4m3.cuh"
+#include "fa/entry.h"
 #include "fa/launch.h"
 #include "fa/ptx.cuh"
 #include "fa/warp.cuh"
-#include "fa_forward.h"
-#include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
-
-using fp16 = __half;
-using bf16 = __nv_bfloat16;
-using e4m3 = uint8_t;  // one byte; no instruction of this kernel computes with a single number
 
 constexpr int WARP = 32;
 constexpr int QUAD = 4;                // lanes that share a row of an mma fragment
@@ -94,6 +87,35 @@ __device__ void copy_rows(e4m3 (*to_smem)[COLUMNS + PAD], const e4m3* from_gmem,
   }
 }
 
+// S += Q K^T of the 16 queries of a warp.
+template <int HEAD_DIM>
+__device__ __forceinline__ void multiply_qk(float (&s)[N_TILES][4], const Smem<HEAD_DIM>& smem, int warp, int lane) {
+#pragma unroll
+  for (int d = 0; d < HEAD_DIM; d += MMA_K) {
+    uint32_t q[4];
+    fa::ldmatrix_x4(q, fa::smem_address(&smem.q[warp * MMA_M + lane % 16][d + lane / 16 * 16]));
+#pragma unroll
+    for (int n = 0; n < N_TILES; n += 2) {
+      uint32_t k[4];  // B fragments of 16 keys: 0 and 1 for the first mma, 2 and 3 for the second
+      fa::ldmatrix_x4(k, fa::smem_address(&smem.k[n * MMA_N + lane / 16 * 8 + lane % 8][d + lane / 8 % 2 * 16]));
+      fa::mma_m16n8k32_e4m3(s[n], q, k[0], k[1]);
+      fa::mma_m16n8k32_e4m3(s[n + 1], q, k[2], k[3]);
+    }
+  }
+}
+
+// Hides the keys that a query does not see.
+__device__ __forceinline__ void mask(float (&s)[N_TILES][4], const WorkTile& work, int lane_row, int first_key, int lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int limit = min(work.seq_k, work.diagonal + lane_row + i / 2 * 8) - first_key;
+#pragma unroll
+      for (int n = 0; n < N_TILES; ++n) {
+        if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[n][i] = -CUDART_INF_F;
+      }
+    }
+}
+
 template <typename Out, int HEAD_DIM>
 __global__ void __launch_bounds__(THREADS) fp8_mma_kernel(const FaForwardArgs args, unsigned heads_per_kv_head, int v_t_keys) {
   extern __shared__ __align__(128) unsigned char smem_bytes[];
@@ -120,18 +142,7 @@ __global__ void __launch_bounds__(THREADS) fp8_mma_kernel(const FaForwardArgs ar
 
     // S = Q K^T
     float s[N_TILES][4] = {};
-#pragma unroll
-    for (int d = 0; d < HEAD_DIM; d += MMA_K) {
-      uint32_t q[4];
-      fa::ldmatrix_x4(q, fa::smem_address(&smem.q[warp * MMA_M + lane % 16][d + lane / 16 * 16]));
-#pragma unroll
-      for (int n = 0; n < N_TILES; n += 2) {
-        uint32_t k[4];  // B fragments of 16 keys: 0 and 1 for the first mma, 2 and 3 for the second
-        fa::ldmatrix_x4(k, fa::smem_address(&smem.k[n * MMA_N + lane / 16 * 8 + lane % 8][d + lane / 8 % 2 * 16]));
-        fa::mma_m16n8k32_e4m3(s[n], q, k[0], k[1]);
-        fa::mma_m16n8k32_e4m3(s[n + 1], q, k[2], k[3]);
-      }
-    }
+    multiply_qk(s, smem, warp, lane);
 
     // scale
 #pragma unroll
@@ -142,14 +153,7 @@ __global__ void __launch_bounds__(THREADS) fp8_mma_kernel(const FaForwardArgs ar
 
     // mask; only tiles that cross the diagonal or the last key need it
     if (first_key + BLOCK_N > min(work.seq_k, work.diagonal)) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int limit = min(work.seq_k, work.diagonal + lane_row + i / 2 * 8) - first_key;
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) {
-          if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[n][i] = -CUDART_INF_F;
-        }
-      }
+      mask(s, work, lane_row, first_key, lane);
     }
 
     float rescale[2];
@@ -231,7 +235,7 @@ __global__ void __launch_bounds__(THREADS) fp8_mma_kernel(const FaForwardArgs ar
 }
 
 template <typename Out, int HEAD_DIM>
-int launch(const FaForwardArgs* args, cudaStream_t stream) {
+int launch_to(const FaForwardArgs* args, cudaStream_t stream) {
   if (int status = fa::check_e4m3_alignment(args)) return status;
   const int64_t blocks_per_head = (args->seq_q + BLOCK_M - 1) / BLOCK_M;
   const bool fits = args->heads <= INT32_MAX && args->kv_heads <= UINT16_MAX && args->batch <= UINT16_MAX &&
@@ -258,20 +262,13 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   return static_cast<int>(cudaPeekAtLastError());
 }
 
-template <int HEAD_DIM>
-int launch_e4m3(const FaForwardArgs* args, cudaStream_t stream) {
-  if (args->out_dtype == FA_DTYPE_fp16) return launch<fp16, HEAD_DIM>(args, stream);
-  if (args->out_dtype == FA_DTYPE_bf16) return launch<bf16, HEAD_DIM>(args, stream);
+template <typename DTYPE, int HEAD_DIM>
+int launch(const FaForwardArgs* args, cudaStream_t stream) {
+  if (args->out_dtype == FA_DTYPE_fp16) return launch_to<fp16, HEAD_DIM>(args, stream);
+  if (args->out_dtype == FA_DTYPE_bf16) return launch_to<bf16, HEAD_DIM>(args, stream);
   return fa_refuse(args, "no instantiation for an output of dtype %d", args->out_dtype);
 }
 
 FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) { return static_cast<size_t>(fa::v_t_bytes(args)); }
 
-FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
-  if (int status = fa_check_abi(args)) return status;
-#define LAUNCH_IF(DTYPE, HEAD_DIM) \
-  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM) return launch_##DTYPE<HEAD_DIM>(args, stream);
-  FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
-#undef LAUNCH_IF
-  return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));
-}
+FA_FORWARD(launch)

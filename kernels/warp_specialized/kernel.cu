@@ -4,18 +4,13 @@
 // expect:  tens of times faster than minimal; no gain from producer warps, since no thread waits for a cp.async anyway
 // tile:    BLOCK_M queries x BLOCK_N keys; CONSUMER_WARPS warps share S and P; 55 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q and S_kv >= 1, top-left causal mask; rows contiguous and 16-byte aligned
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <math_constants.h>
 #include <mma.h>
 
+#include "fa/entry.h"
 #include "fa/ptx.cuh"
-#include "fa_forward.h"
-#include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
 
 namespace wmma = nvcuda::wmma;
-using fp16 = __half;
-using bf16 = __nv_bfloat16;
 
 // The barriers of this kernel.  A test omits one with OMIT_BARRIER, to check that the error is detected.
 enum Barrier { NONE, ROWS_FOUND, K_FULL, V_FULL, KV_EMPTY, S_STORED, P_STORED, L_STORED, O_STORED };
@@ -181,6 +176,43 @@ __device__ __forceinline__ float sum_of_row(float x) {
   return x;
 }
 
+// Normalises O, with 1 / l from shared memory, because a lane owns other rows of S than of O.
+template <typename T>
+__device__ __forceinline__ void store(Smem<T>& smem, const WorkTile<T>& work, const FaForwardArgs& args, Accumulator (&o)[O_TILES_PER_WARP],
+                                      const int (&row_of)[Accumulator::num_elements], const float (&m)[ROWS_PER_LANE],
+                                      const float (&l)[ROWS_PER_LANE], int warp, int lane) {
+  const int warp_row = warp % ROW_TILES * WMMA_TILE, lane_row = warp * ROWS_PER_LANE * ROWS_PER_PASS + lane / LANES_PER_ROW;
+#pragma unroll
+  for (int r = 0; r < ROWS_PER_LANE; ++r) {
+    const int row = lane_row + r * ROWS_PER_PASS;
+    const float sum = sum_of_row(l[r]);
+    if (lane % LANES_PER_ROW != 0) continue;
+    smem.inverse_l[row] = 1.0f / sum;
+    if (work.lse_gmem != nullptr && row < work.queries) work.lse_gmem[row] = (m[r] + log2f(sum)) * CUDART_LN2_F;
+  }
+  sync_consumers(L_STORED);
+#pragma unroll
+  for (int i = 0; i < Accumulator::num_elements; ++i) {
+    const float inverse_l = smem.inverse_l[warp_row + row_of[i]];
+    for (auto& tile : o) tile.x[i] *= inverse_l;
+  }
+
+  // Store, through the shared memory of S, 16 bytes at a time.
+#pragma unroll
+  for (int j = 0; j < O_TILES_PER_WARP; ++j) {
+    const int dim = (warp / ROW_TILES * O_TILES_PER_WARP + j) * WMMA_TILE;
+    wmma::store_matrix_sync(&smem.s[warp_row][dim], o[j], BLOCK_N + PAD, wmma::mem_row_major);
+  }
+  sync_consumers(O_STORED);
+  for (int i = threadIdx.x; i < work.queries * HEAD_DIM / VECTOR; i += CONSUMER_THREADS) {
+    const int row = i / (HEAD_DIM / VECTOR), dim = i % (HEAD_DIM / VECTOR) * VECTOR;
+    alignas(16) T rounded[VECTOR];
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) rounded[j] = T(smem.s[row][dim + j]);
+    *reinterpret_cast<uint4*>(&work.out_gmem[row * args.out_stride.seq + dim]) = *reinterpret_cast<const uint4*>(rounded);
+  }
+}
+
 template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention_kernel(const FaForwardArgs args) {
   extern __shared__ __align__(128) unsigned char smem_bytes[];
@@ -290,36 +322,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention_kernel(const Fa
     fa::mbarrier_arrive(&smem.kv_empty[stage]);
   }
 
-  // Normalise, with 1 / l from shared memory, because a lane owns other rows of S than of O.
-#pragma unroll
-  for (int r = 0; r < ROWS_PER_LANE; ++r) {
-    const int row = lane_row + r * ROWS_PER_PASS;
-    const float sum = sum_of_row(l[r]);
-    if (lane % LANES_PER_ROW != 0) continue;
-    smem.inverse_l[row] = 1.0f / sum;
-    if (work.lse_gmem != nullptr && row < work.queries) work.lse_gmem[row] = (m[r] + log2f(sum)) * CUDART_LN2_F;
-  }
-  sync_consumers(L_STORED);
-#pragma unroll
-  for (int i = 0; i < Accumulator::num_elements; ++i) {
-    const float inverse_l = smem.inverse_l[warp_row + row_of[i]];
-    for (auto& tile : o) tile.x[i] *= inverse_l;
-  }
-
-  // Store, through the shared memory of S, 16 bytes at a time.
-#pragma unroll
-  for (int j = 0; j < O_TILES_PER_WARP; ++j) {
-    const int dim = (warp / ROW_TILES * O_TILES_PER_WARP + j) * WMMA_TILE;
-    wmma::store_matrix_sync(&smem.s[warp_row][dim], o[j], BLOCK_N + PAD, wmma::mem_row_major);
-  }
-  sync_consumers(O_STORED);
-  for (int i = threadIdx.x; i < work.queries * HEAD_DIM / VECTOR; i += CONSUMER_THREADS) {
-    const int row = i / (HEAD_DIM / VECTOR), dim = i % (HEAD_DIM / VECTOR) * VECTOR;
-    alignas(16) T rounded[VECTOR];
-#pragma unroll
-    for (int j = 0; j < VECTOR; ++j) rounded[j] = T(smem.s[row][dim + j]);
-    *reinterpret_cast<uint4*>(&work.out_gmem[row * args.out_stride.seq + dim]) = *reinterpret_cast<const uint4*>(rounded);
-  }
+  store(smem, work, args, o, row_of, m, l, warp, lane);
 }
 
 // Whether every row of a tensor can be accessed with aligned 16-byte copies.
@@ -329,7 +332,7 @@ bool is_vector_aligned(const void* data, const FaStrides& stride) {
   return stride.dim == 1 && strides_or % VECTOR == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
 
-template <typename T>
+template <typename T, int>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
   const bool aligned = is_vector_aligned(args->q, args->q_stride) && is_vector_aligned(args->k, args->k_stride) &&
                        is_vector_aligned(args->v, args->v_stride) && is_vector_aligned(args->out, args->out_stride);
@@ -348,11 +351,4 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   return static_cast<int>(cudaPeekAtLastError());
 }
 
-FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
-  if (int status = fa_check_abi(args)) return status;
-#define LAUNCH_IF(DTYPE, HEAD_DIM_) \
-  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) return launch<DTYPE>(args, stream);
-  FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
-#undef LAUNCH_IF
-  return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));
-}
+FA_FORWARD(launch)

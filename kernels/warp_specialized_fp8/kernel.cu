@@ -8,20 +8,14 @@
 // tile:    BLOCK_M queries x BLOCK_N keys; CONSUMER_WARPS warps share S and P; 55 KB of shared memory per block, as the fp16 twin
 // takes:   e4m3 with an output in fp16 or bf16, D = 64, any S_q and S_kv >= 1, top-left causal mask; rows contiguous and
 //          16-byte aligned
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <math_constants.h>
 #include <mma.h>
 
+#include "fa/entry.h"
 #include "fa/ptx.cuh"
-#include "fa_forward.h"
-#include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
 
 namespace wmma = nvcuda::wmma;
-using fp16 = __half;
-using bf16 = __nv_bfloat16;
-using e4m3 = __nv_fp8_storage_t;  // one byte
 
 // The barriers of this kernel.  A test omits one with OMIT_BARRIER, to check that the error is detected.
 enum Barrier { NONE, Q_CONVERTED, K_FULL, V_FULL, KV_EMPTY, S_STORED, P_STORED, L_STORED, O_STORED };
@@ -278,6 +272,65 @@ __device__ __forceinline__ float sum_of_row(float x) {
   return x;
 }
 
+// O = O * rescale + P V.
+__device__ __forceinline__ void add_pv(Smem& smem, int stage, Accumulator (&o)[O_TILES_PER_WARP],
+                                       const int (&row_of)[Accumulator::num_elements], int warp) {
+  const int warp_row = warp % ROW_TILES * WMMA_TILE;
+#pragma unroll
+  for (int i = 0; i < Accumulator::num_elements; ++i) {
+    const float rescale = smem.rescale[warp_row + row_of[i]];
+    for (auto& tile : o) tile.x[i] *= rescale;
+  }
+#pragma unroll
+  for (int key = 0; key < BLOCK_N; key += WMMA_TILE) {
+    A p;
+    wmma::load_matrix_sync(p, &smem.p[warp_row][key], BLOCK_N + PAD);
+#pragma unroll
+    for (int j = 0; j < O_TILES_PER_WARP; ++j) {
+      B<wmma::row_major> v;
+      wmma::load_matrix_sync(v, &smem.v[stage][key][(warp / ROW_TILES * O_TILES_PER_WARP + j) * WMMA_TILE], HEAD_DIM + PAD);
+      wmma::mma_sync(o[j], p, v, o[j]);
+    }
+  }
+}
+
+// Normalises O, with v_descale / l from shared memory, because a lane owns other rows of S than of O.
+template <typename Out>
+__device__ __forceinline__ void store(Smem& smem, const WorkTile<Out>& work, const FaForwardArgs& args, Accumulator (&o)[O_TILES_PER_WARP],
+                                      const int (&row_of)[Accumulator::num_elements], const float (&m)[ROWS_PER_LANE],
+                                      const float (&l)[ROWS_PER_LANE], int warp, int lane) {
+  const int warp_row = warp % ROW_TILES * WMMA_TILE, lane_row = warp * ROWS_PER_LANE * ROWS_PER_PASS + lane / LANES_PER_ROW;
+#pragma unroll
+  for (int r = 0; r < ROWS_PER_LANE; ++r) {
+    const int row = lane_row + r * ROWS_PER_PASS;
+    const float sum = sum_of_row(l[r]);
+    if (lane % LANES_PER_ROW != 0) continue;
+    smem.inverse_l[row] = smem.v_descale / sum;
+    if (work.lse_gmem != nullptr && row < work.queries) work.lse_gmem[row] = (m[r] + log2f(sum)) * CUDART_LN2_F;
+  }
+  sync_consumers(L_STORED);
+#pragma unroll
+  for (int i = 0; i < Accumulator::num_elements; ++i) {
+    const float inverse_l = smem.inverse_l[warp_row + row_of[i]];
+    for (auto& tile : o) tile.x[i] *= inverse_l;
+  }
+
+  // Store, through the shared memory of S, 16 bytes at a time.
+#pragma unroll
+  for (int j = 0; j < O_TILES_PER_WARP; ++j) {
+    const int dim = (warp / ROW_TILES * O_TILES_PER_WARP + j) * WMMA_TILE;
+    wmma::store_matrix_sync(&smem.s[warp_row][dim], o[j], BLOCK_N + PAD, wmma::mem_row_major);
+  }
+  sync_consumers(O_STORED);
+  for (int i = threadIdx.x; i < work.queries * HEAD_DIM / VECTOR; i += CONSUMER_THREADS) {
+    const int row = i / (HEAD_DIM / VECTOR), dim = i % (HEAD_DIM / VECTOR) * VECTOR;
+    alignas(16) Out rounded[VECTOR];
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) rounded[j] = Out(smem.s[row][dim + j]);
+    *reinterpret_cast<uint4*>(&work.out_gmem[row * args.out_stride.seq + dim]) = *reinterpret_cast<const uint4*>(rounded);
+  }
+}
+
 template <typename Out>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention_kernel(const FaForwardArgs args) {
   extern __shared__ __align__(128) unsigned char smem_bytes[];
@@ -321,7 +374,6 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention_kernel(const Fa
   if (PRODUCER_WARPS == 0) KvRows(smem.k[0], kv_thread).convert();
   if (threadIdx.x == 0) smem.v_descale = descale.v;  // used at the end only
   sync_consumers(Q_CONVERTED);  // all warps have converted a part of Q, and have read their row numbers, which S overwrites
-  const int warp_row = warp % ROW_TILES * WMMA_TILE;  // first of this warp's 16 rows of O
   const int lane_row = warp * ROWS_PER_LANE * ROWS_PER_PASS + lane / LANES_PER_ROW;  // first of this lane's rows of S
   Accumulator o[O_TILES_PER_WARP];
   for (auto& tile : o) wmma::fill_fragment(tile, 0.0f);
@@ -394,55 +446,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention_kernel(const Fa
 
     // O += P V
     if (PRODUCER_WARPS > 0) wait(V_FULL, &smem.v_full[stage], parity);
-#pragma unroll
-    for (int i = 0; i < Accumulator::num_elements; ++i) {
-      const float rescale = smem.rescale[warp_row + row_of[i]];
-      for (auto& tile : o) tile.x[i] *= rescale;
-    }
-#pragma unroll
-    for (int key = 0; key < BLOCK_N; key += WMMA_TILE) {
-      A p;
-      wmma::load_matrix_sync(p, &smem.p[warp_row][key], BLOCK_N + PAD);
-#pragma unroll
-      for (int j = 0; j < O_TILES_PER_WARP; ++j) {
-        B<wmma::row_major> v;
-        wmma::load_matrix_sync(v, &smem.v[stage][key][(warp / ROW_TILES * O_TILES_PER_WARP + j) * WMMA_TILE], HEAD_DIM + PAD);
-        wmma::mma_sync(o[j], p, v, o[j]);
-      }
-    }
+    add_pv(smem, stage, o, row_of, warp);
     if (PRODUCER_WARPS > 0) fa::mbarrier_arrive(&smem.kv_empty[stage]);
   }
 
-  // Normalise, with v_descale / l from shared memory, because a lane owns other rows of S than of O.
-#pragma unroll
-  for (int r = 0; r < ROWS_PER_LANE; ++r) {
-    const int row = lane_row + r * ROWS_PER_PASS;
-    const float sum = sum_of_row(l[r]);
-    if (lane % LANES_PER_ROW != 0) continue;
-    smem.inverse_l[row] = smem.v_descale / sum;
-    if (work.lse_gmem != nullptr && row < work.queries) work.lse_gmem[row] = (m[r] + log2f(sum)) * CUDART_LN2_F;
-  }
-  sync_consumers(L_STORED);
-#pragma unroll
-  for (int i = 0; i < Accumulator::num_elements; ++i) {
-    const float inverse_l = smem.inverse_l[warp_row + row_of[i]];
-    for (auto& tile : o) tile.x[i] *= inverse_l;
-  }
-
-  // Store, through the shared memory of S, 16 bytes at a time.
-#pragma unroll
-  for (int j = 0; j < O_TILES_PER_WARP; ++j) {
-    const int dim = (warp / ROW_TILES * O_TILES_PER_WARP + j) * WMMA_TILE;
-    wmma::store_matrix_sync(&smem.s[warp_row][dim], o[j], BLOCK_N + PAD, wmma::mem_row_major);
-  }
-  sync_consumers(O_STORED);
-  for (int i = threadIdx.x; i < work.queries * HEAD_DIM / VECTOR; i += CONSUMER_THREADS) {
-    const int row = i / (HEAD_DIM / VECTOR), dim = i % (HEAD_DIM / VECTOR) * VECTOR;
-    alignas(16) Out rounded[VECTOR];
-#pragma unroll
-    for (int j = 0; j < VECTOR; ++j) rounded[j] = Out(smem.s[row][dim + j]);
-    *reinterpret_cast<uint4*>(&work.out_gmem[row * args.out_stride.seq + dim]) = *reinterpret_cast<const uint4*>(rounded);
-  }
+  store(smem, work, args, o, row_of, m, l, warp, lane);
 }
 
 // Whether every row of a tensor can be accessed with aligned 16-byte copies, of `elements` elements each.
@@ -453,7 +461,7 @@ bool is_vector_aligned(const void* data, const FaStrides& stride, int elements) 
 }
 
 template <typename Out>
-int launch(const FaForwardArgs* args, cudaStream_t stream) {
+int launch_to(const FaForwardArgs* args, cudaStream_t stream) {
   const bool aligned = is_vector_aligned(args->q, args->q_stride, E4M3_VECTOR) && is_vector_aligned(args->k, args->k_stride, E4M3_VECTOR) &&
                        is_vector_aligned(args->v, args->v_stride, E4M3_VECTOR) && is_vector_aligned(args->out, args->out_stride, VECTOR);
   if (!aligned) return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of 16 bytes");
@@ -471,17 +479,11 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   return static_cast<int>(cudaPeekAtLastError());
 }
 
-int launch_e4m3(const FaForwardArgs* args, cudaStream_t stream) {
-  if (args->out_dtype == FA_DTYPE_fp16) return launch<fp16>(args, stream);
-  if (args->out_dtype == FA_DTYPE_bf16) return launch<bf16>(args, stream);
+template <typename DTYPE, int>
+int launch(const FaForwardArgs* args, cudaStream_t stream) {
+  if (args->out_dtype == FA_DTYPE_fp16) return launch_to<fp16>(args, stream);
+  if (args->out_dtype == FA_DTYPE_bf16) return launch_to<bf16>(args, stream);
   return fa_refuse(args, "no instantiation for an output of dtype %d", args->out_dtype);
 }
 
-FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
-  if (int status = fa_check_abi(args)) return status;
-#define LAUNCH_IF(DTYPE, HEAD_DIM_) \
-  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) return launch_##DTYPE(args, stream);
-  FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
-#undef LAUNCH_IF
-  return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));
-}
+FA_FORWARD(launch)

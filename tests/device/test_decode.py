@@ -1,4 +1,4 @@
-"""The code paths of decode_cluster and decode_short, and each barrier and check of decode_cluster."""
+"""The code paths of the decode rungs, and each barrier and check of decode_cluster."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SHAPES = (
     "b1h2s1d128-fp16-kv1-sk20001",  # several clusters
     "b1h8s5d64-bf16-causal_br-kv1-sk30011",  # several clusters and 40 rows
 )
+OTHER_RUNGS = ("decode_tile", "decode_warps", "decode_one_cluster", "decode_two_steps", "decode_short")
 PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "padded_rows", "graph_capture", "streams", "new_data")
-# decode_short differs from decode_cluster in its merges only.
+# The other rungs differ from decode_cluster in their merges and in the order of their copies.
 CHECKED = (
     *(("decode_cluster", name) for name in PROPERTIES if name not in PROMISED),
-    ("decode_short", "hard_data"),
-    ("decode_short", "new_data"),
+    *((rung, name) for rung in OTHER_RUNGS for name in ("hard_data", "new_data")),
 )
 
 

@@ -71,7 +71,9 @@ def broken_bounds(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor) -> list[
 def marks_left(kernel: Emulated) -> int:
     """How many marks of stored partial results the latest call has left in the workspace."""
     source = (Path(kernel.variant.folder) / kernel.variant.entry.source).read_text(encoding="utf-8")
-    (mark,) = re.findall(r"constexpr uint64_t STORED = (0x\w{16})ull;", source)
+    headers = [KERNELS / "include" / name for name in re.findall(r'#include "(fa/\w+\.cuh)"', source)]
+    text = "".join([source, *(path.read_text(encoding="utf-8") for path in headers)])
+    (mark,) = re.findall(r"constexpr uint64_t STORED = (0x\w{16})ull;", text)
     words = kernel.workspace[: len(kernel.workspace) // 8 * 8].view(torch.int64)
     return int((words == int(mark, 16) - (1 << 64)).sum())
 

@@ -31,6 +31,14 @@ DECODE_SHAPES = (
     ("b1h2s1d64-fp16-sk17", 24),  # fewer keys than warps can share
     ("b1h2s1d64-fp16-sk0", 24),
 )
+DECODE_RUNGS = (
+    "decode_tile",
+    "decode_warps",
+    "decode_one_cluster",
+    "decode_two_steps",
+    "decode_cluster",
+    "decode_short",
+)
 # Two clusters of 16 blocks share the keys.
 SEVERAL_CLUSTERS, SMS, BLOCKS = "b1h1s1d128-fp16-sk9001", 40, 48
 LATENCY_FAULT_SHAPE = "b1h3s512d64-fp16-causal"
@@ -52,7 +60,7 @@ def test_the_kernel_for_short_sequences_is_right_in_any_order(build: Build, orde
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("rung", ["decode_cluster", "decode_short"])
+@pytest.mark.parametrize("rung", DECODE_RUNGS)
 def test_the_kernels_for_decode_are_right_in_any_order(build: Build, rung: str, order: str) -> None:
     """Output and log-sum-exp are right with one block, with a cluster, with masked and with no keys."""
     for seed, (shape, sms) in enumerate(DECODE_SHAPES):

@@ -13,6 +13,9 @@ pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 # Kernel: head_dim, shape, number of SMs.
 CASES = {
     "cluster_latency": (64, "b1h2s200d64-fp16-causal", 132),
+    "decode_tile": (64, "b1h8s1d64-fp16-kv2-sk1000", 24),
+    "decode_warps": (64, "b1h8s1d64-fp16-kv2-sk1000", 24),
+    "decode_one_cluster": (64, "b1h8s1d64-fp16-kv2-sk1000", 24),
     "decode_cluster": (64, "b1h8s1d64-fp16-kv2-sk1000", 24),
     "decode_short": (64, "b1h8s1d64-fp16-kv2-sk1000", 24),
     "long_ring": (64, "b1h3s300d64-fp16-causal-sk1100", 2),

@@ -9,6 +9,7 @@
 
 using fp16 = __half;
 using bf16 = __nv_bfloat16;
+using e4m3 = uint8_t;  // one byte
 
 namespace fa {
 

@@ -26,7 +26,7 @@ PRODUCTS = {
 }
 STEP = 32
 COPIES = 3  # of each product: the first key tile, those with a mask, and those without
-NAME = re.compile(r"fp8_wgmma_kernel\S*ShapeILi(?P<head_dim>\d+)E")
+NAME = re.compile(r"fp8_(?:wgmma|overlap)_kernel\S*ShapeILi(?P<head_dim>\d+)E")
 
 
 @pytest.mark.nightly

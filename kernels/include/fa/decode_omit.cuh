@@ -1,0 +1,37 @@
+// What deliberately wrong decode kernels omit, see omit.cuh.
+#pragma once
+
+#include "fa/omit.cuh"
+
+#ifndef MISTAKE
+#define MISTAKE NO_MISTAKE
+#endif
+
+namespace fa {
+
+// The barriers of the decode kernels and what each guarantees.
+enum DecodeBarrier {
+  NONE,
+  K_COPIED,             // the copies of this warp's K have arrived
+  V_COPIED,             // the copies of this warp's V have arrived
+  WARP_PARTIAL_STORED,  // all warps have stored their partial results
+  INCOMING_FULL,        // the partial results of the other blocks of the cluster have arrived
+};
+
+// What else can be missing.
+enum DecodeMistake {
+  NO_MISTAKE,
+  EMPTY_SPLIT,  // the partial result of a warp without keys
+  LAST_TAG,     // the tag of the last cluster, so that no cluster sees all tags
+  OWN_COUNT,    // the number of clusters of this call: that of the call before is used
+};
+
+template <DecodeMistake KIND>
+inline constexpr bool HAS_MISTAKE = KIND == DecodeMistake::MISTAKE;
+
+template <DecodeBarrier BARRIER, int PENDING>
+__device__ __forceinline__ void wait_copies() {
+  if constexpr (!IS_OMITTED_BARRIER<BARRIER>) cp_async_wait_group<PENDING>();
+}
+
+}  // namespace fa
