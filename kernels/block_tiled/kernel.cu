@@ -2,7 +2,7 @@
 // step:    K and V go through shared memory, tile by tile, with loads of VEC_WIDTH elements
 // because: in minimal every thread reads every key from global memory, two bytes at a time
 // expect:  a few times faster than minimal; most of the GPU is still idle, because there is only one thread per row
-// diff:    large, because tiles, copies and argument checks start here; the following rungs repeat them unchanged
+// diff:    large, because tiles and copies start here; the following rungs include them (fa/tile.cuh, fa/copy.cuh)
 // tile:    BLOCK_M queries x BLOCK_N keys, one query per thread; 16 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, grouped heads, top-left and bottom-right causal masks; rows
 //          contiguous and aligned to VEC_WIDTH elements

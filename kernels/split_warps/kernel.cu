@@ -1,11 +1,10 @@
 // split_warps: groups of warps divide the keys, each with its own ring of tiles; O is merged in shared memory.
 // step:    KEY_GROUPS groups of warps share the queries and divide the keys; each group copies its own tiles; one merge at
 //          the end
-// because: swizzle_async has 4 warps on 64 of 132 SMs, and each of its 8 tiles waits for the previous one
+// because: lazy_rescale has 4 warps on 64 of 132 SMs, and each of its 8 tiles waits for the previous one
 // expect:  4.5 to 6.5 us at the target shape (1x8x512x64); all groups of warps load at once, and none waits for
 //          another
-// diff:    groups with their own barriers, O rescaled only where it must be, the merge, and kernel parameters that fit in two
-//          cache lines (fa/params.cuh); the products are those of swizzle_async (fa/mma.cuh)
+// diff:    groups with their own barriers, separate waits for K and V, and the merge
 // tile:    BLOCK_M queries x BLOCK_N keys per group, 16 queries per warp; 69 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads; rows
 //          contiguous and 16-byte aligned

@@ -1,11 +1,14 @@
-// Partial results (O, m and l) that are handed on row by row: to another warpgroup through shared memory, or to another block of the
-// cluster by st.async.
+// Partial results (O, m and l) that are handed on row by row: by a warpgroup to another one, and by a block of a cluster to the other
+// one.
 #pragma once
 
 #include <math_constants.h>
 #include <stdint.h>
 
+#include "fa/omit.cuh"
 #include "fa/ptx.cuh"
+#include "fa/tma_tile.cuh"
+#include "fa/warp.cuh"
 
 namespace fa {
 
@@ -16,15 +19,6 @@ constexpr int WARPGROUP_THREADS = 128;
 template <int D_TILES>  // the 8-column tiles of O
 struct PartialRow {
   float4 o[D_TILES / 2][WARPGROUP_THREADS];
-  float2 m_and_l[WARPGROUP_THREADS];
-};
-
-// The same, in the format in which it is sent to the other block.  The transfer is bound by its
-// bytes, so O is cut to 24 bits.  The relative error is then below 2^-15, which is small next to the 2^-11 of the output in fp16.
-template <int D_TILES>
-struct PackedPartialRow {
-  static constexpr int VECTORS = D_TILES * 2 * 3 / 16;  // two values per fragment, 3 bytes each
-  uint4 o[VECTORS][WARPGROUP_THREADS];
   float2 m_and_l[WARPGROUP_THREADS];
 };
 
@@ -66,53 +60,6 @@ __device__ __forceinline__ void merge_row(
   }
 }
 
-// Packs the upper 24 bits of four floats into three words.  Word i holds the upper three bytes of float i, and below them one of
-// the upper three bytes of the fourth float.
-__device__ __forceinline__ void pack_24(uint32_t* words, float4 values) {
-  const uint32_t fourth = __float_as_uint(values.w);
-  words[0] = __byte_perm(__float_as_uint(values.x), fourth, 0x3215);
-  words[1] = __byte_perm(__float_as_uint(values.y), fourth, 0x3216);
-  words[2] = __byte_perm(__float_as_uint(values.z), fourth, 0x3217);
-}
-
-__device__ __forceinline__ float4 unpack_24(const uint32_t* words) {
-  constexpr uint32_t UPPER = ~0xffu;
-  const uint32_t fourth = __byte_perm(__byte_perm(words[0], words[1], 0x0040), words[2], 0x4100);
-  return make_float4(__uint_as_float(words[0] & UPPER), __uint_as_float(words[1] & UPPER), __uint_as_float(words[2] & UPPER),
-                     __uint_as_float(fourth & UPPER));
-}
-
-// Sends a row of a lane's O, packed, to the other block, whose mbarrier counts the bytes.  `peer_address` is a function from an
-// address in the shared memory of this block to the corresponding address in the other block.
-template <int D_TILES, typename PEER_ADDRESS>
-__device__ __forceinline__ void send_row(const float (&o)[D_TILES][4], int row, PackedPartialRow<D_TILES>& partial_smem,
-                                         uint64_t* barrier_smem, PEER_ADDRESS peer_address) {
-  constexpr int VECTORS = PackedPartialRow<D_TILES>::VECTORS;
-  uint32_t words[VECTORS * 4];
-#pragma unroll
-  for (int d = 0; d < D_TILES; d += 2) pack_24(words + d / 2 * 3, o_vector(o, row, d));
-#pragma unroll
-  for (int i = 0; i < VECTORS; ++i) {
-    const uint4 vector = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
-    st_async(peer_address(&partial_smem.o[i][threadIdx.x % WARPGROUP_THREADS]), vector, peer_address(barrier_smem));
-  }
-}
-
-// Merges an incoming packed row into a lane's row of O.
-template <int D_TILES>
-__device__ __forceinline__ void merge_row(
-    float (&o)[D_TILES][4], int row, float weight, const PackedPartialRow<D_TILES>& incoming, float incoming_weight) {
-  constexpr int VECTORS = PackedPartialRow<D_TILES>::VECTORS;
-  uint32_t words[VECTORS * 4];
-#pragma unroll
-  for (int i = 0; i < VECTORS; ++i) {
-    const uint4 vector = incoming.o[i][threadIdx.x % WARPGROUP_THREADS];
-    words[4 * i] = vector.x, words[4 * i + 1] = vector.y, words[4 * i + 2] = vector.z, words[4 * i + 3] = vector.w;
-  }
-#pragma unroll
-  for (int d = 0; d < D_TILES; d += 2) merge_vector(o, row, d, weight, unpack_24(words + d / 2 * 3), incoming_weight);
-}
-
 struct MergeWeights {
   float own, incoming;
 };
@@ -128,5 +75,33 @@ __device__ __forceinline__ MergeWeights merge_m_and_l(float& m, float& l, float2
 
 // 1 / l, with a relative error of 2^-22; 0 for a row that sees no key.
 __device__ __forceinline__ float fast_inverse_of(float l) { return l == 0.0f ? 0.0f : __fdividef(1.0f, l); }
+
+// Merges the rows of the two blocks of a cluster: sends row 1 - KEPT to the other block, and merges and stores row KEPT.  The shared
+// memory of a kernel has `group_partial`, of the first warpgroup, `peer_partial`, of the other block, and the mbarriers
+// `peer_m_and_l_full` and `peer_o_full` of the latter.  Without MERGES, which an ablation sets, row KEPT is stored as it is.
+template <int KEPT, auto PEER_M_AND_L_FULL, auto PEER_O_FULL, typename T, bool MERGES = true, typename SMEM, int D_TILES>
+__device__ __forceinline__ void exchange_partial_rows(
+    float (&o)[D_TILES][4], float (&m)[2], float (&l)[2], const MergeWeights (&weights)[2], SMEM& smem, const TmaParams& params,
+    const TmaWorkTile& work, int lane_row, int lane) {
+  constexpr int SENT = 1 - KEPT, PEER_RANK = SENT;  // the other block finishes row SENT
+  const int thread_in_group = threadIdx.x % WARPGROUP_THREADS, query = work.first_query + lane_row + KEPT * 8;
+  if constexpr (!MERGES) {
+    store_row<T, 2>(o, KEPT, m[KEPT], l[KEPT], params, work, query, lane);
+    return;
+  }
+  const auto peer_address = [](const void* address_smem) { return mapa(smem_address(address_smem), PEER_RANK); };
+  st_async(peer_address(&smem.peer_partial.m_and_l[thread_in_group]), make_float2(m[SENT], l[SENT]),
+               peer_address(&smem.peer_m_and_l_full));
+  merge_row(o, SENT, weights[SENT].own, smem.group_partial[SENT], weights[SENT].incoming);
+  send_row(o, SENT, smem.peer_partial, &smem.peer_o_full, peer_address);
+  merge_row(o, KEPT, weights[KEPT].own, smem.group_partial[KEPT], weights[KEPT].incoming);
+  wait<PEER_M_AND_L_FULL>(&smem.peer_m_and_l_full, 0);
+  const MergeWeights peer_weights = merge_m_and_l(m[KEPT], l[KEPT], smem.peer_partial.m_and_l[thread_in_group]);
+  l[KEPT] = sum_of_quad(l[KEPT]);
+  const float inverse_l = fast_inverse_of(l[KEPT]);
+  wait<PEER_O_FULL>(&smem.peer_o_full, 0);  // this block must not exit earlier, because the other one sends to it
+  merge_row(o, KEPT, peer_weights.own * inverse_l, smem.peer_partial, peer_weights.incoming * inverse_l);
+  store_row<T, 2>(o, KEPT, m[KEPT], l[KEPT], params, work, query, lane);
+}
 
 }  // namespace fa

@@ -36,6 +36,21 @@ __device__ __forceinline__ void mask(float (&s)[N][4], int seq_k, int row_diagon
   }
 }
 
+// The same, with the signs of all scores flipped if `is_negated`.
+template <int N>
+__device__ __forceinline__ void negate_and_mask(
+    float (&s)[N][4], bool is_negated, int seq_k, int row_diagonal, int first_key, int lane) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int limit = min(seq_k, row_diagonal + i / 2 * 8) - first_key;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (is_negated) s[n][i] = -s[n][i];
+      if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[n][i] = -CUDART_INF_F;
+    }
+  }
+}
+
 // Returns the maximum of m and of row r, to all lanes of the quad.
 template <int N>
 __device__ __forceinline__ float max_of_row(const float (&s)[N][4], int r, float m) {
