@@ -2,19 +2,15 @@
 // step:    K and V go through shared memory, tile by tile, with loads of VEC_WIDTH elements
 // because: in minimal every thread reads every key from global memory, two bytes at a time
 // expect:  a few times faster than minimal; most of the GPU is still idle, because there is only one thread per row
-// diff:    large, because tiles, copies and argument checks start here; the following rungs repeat them unchanged
+// diff:    large, because tiles and copies start here; the following rungs include them (fa/tile.cuh, fa/copy.cuh)
 // tile:    BLOCK_M queries x BLOCK_N keys, one query per thread; 16 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, grouped heads, top-left and bottom-right causal masks; rows
 //          contiguous and aligned to VEC_WIDTH elements
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <math_constants.h>
 
-#include "fa_forward.h"
-#include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
-
-using fp16 = __half;
-using bf16 = __nv_bfloat16;
+#include "fa/entry.h"
+#include "fa/grid.h"
+#include "fa/to_float.cuh"
 
 constexpr int HEAD_DIM = 64;
 constexpr int WARP = 32;
@@ -23,11 +19,6 @@ constexpr int THREADS = BLOCK_M;
 static_assert(BLOCK_M % WARP == 0 && BLOCK_M <= 1024, "a block must be a whole number of warps and at most 1024 threads");
 static_assert(VEC_WIDTH == 1 || VEC_WIDTH == 2 || VEC_WIDTH == 4 || VEC_WIDTH == 8, "a load must be 2, 4, 8 or 16 bytes");
 static_assert(BLOCK_N * HEAD_DIM * 2 * 2 <= 48 * 1024, "the tiles must fit into 48 KB of static shared memory");
-
-__device__ __forceinline__ float to_float(fp16 x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ void from_float(fp16* x, float value) { *x = __float2half_rn(value); }
-__device__ __forceinline__ void from_float(bf16* x, float value) { *x = __float2bfloat16_rn(value); }
 
 // VEC_WIDTH adjacent elements of a row, loaded and stored with one instruction.
 template <typename T>
@@ -93,7 +84,7 @@ __global__ void __launch_bounds__(THREADS) block_tiled_kernel(const FaForwardArg
     for (int d = 0; d < HEAD_DIM; d += VEC_WIDTH) {
       const Vector<T> elements = *reinterpret_cast<const Vector<T>*>(work.q_gmem + query * args.q_stride.seq + d);
 #pragma unroll
-      for (int i = 0; i < VEC_WIDTH; ++i) q[d + i] = to_float(elements.data[i]) * scale_log2;
+      for (int i = 0; i < VEC_WIDTH; ++i) q[d + i] = fa::to_float(elements.data[i]) * scale_log2;
     }
   }
 
@@ -118,7 +109,7 @@ __global__ void __launch_bounds__(THREADS) block_tiled_kernel(const FaForwardArg
       for (int d = 0; d < HEAD_DIM; d += VEC_WIDTH) {
         const Vector<T> k = *reinterpret_cast<const Vector<T>*>(&k_smem[key][d]);
 #pragma unroll
-        for (int i = 0; i < VEC_WIDTH; ++i) s += q[d + i] * to_float(k.data[i]);
+        for (int i = 0; i < VEC_WIDTH; ++i) s += q[d + i] * fa::to_float(k.data[i]);
       }
 
       // row max
@@ -137,7 +128,7 @@ __global__ void __launch_bounds__(THREADS) block_tiled_kernel(const FaForwardArg
       for (int d = 0; d < HEAD_DIM; d += VEC_WIDTH) {
         const Vector<T> v = *reinterpret_cast<const Vector<T>*>(&v_smem[key][d]);
 #pragma unroll
-        for (int i = 0; i < VEC_WIDTH; ++i) o[d + i] = o[d + i] * rescale + p * to_float(v.data[i]);
+        for (int i = 0; i < VEC_WIDTH; ++i) o[d + i] = o[d + i] * rescale + p * fa::to_float(v.data[i]);
       }
     }
   }
@@ -150,44 +141,19 @@ __global__ void __launch_bounds__(THREADS) block_tiled_kernel(const FaForwardArg
   for (int d = 0; d < HEAD_DIM; d += VEC_WIDTH) {
     Vector<T> rounded;
 #pragma unroll
-    for (int i = 0; i < VEC_WIDTH; ++i) from_float(&rounded.data[i], o[d + i] * inverse_l);
+    for (int i = 0; i < VEC_WIDTH; ++i) fa::from_float(&rounded.data[i], o[d + i] * inverse_l);
     *reinterpret_cast<Vector<T>*>(out_gmem + query * args.out_stride.seq + d) = rounded;
   }
   float* lse_gmem = args.lse + (blockIdx.z * args.heads + blockIdx.x) * args.seq_q;
   if (args.lse != nullptr) lse_gmem[query] = l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * CUDART_LN2_F;
 }
 
-// Whether every row of a tensor can be accessed with aligned loads of VEC_WIDTH elements.
-bool is_vector_aligned(const void* data, const FaStrides& stride) {
-  // The bitwise OR of the strides is divisible by a power of two if and only if every stride is.
-  const int64_t strides_or = stride.batch | stride.head | stride.seq;
-  return stride.dim == 1 && strides_or % VEC_WIDTH == 0 && reinterpret_cast<uintptr_t>(data) % (2 * VEC_WIDTH) == 0;
-}
-
-template <typename T>
+template <typename T, int>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  const bool aligned = is_vector_aligned(args->q, args->q_stride) && is_vector_aligned(args->k, args->k_stride) &&
-                       is_vector_aligned(args->v, args->v_stride) && is_vector_aligned(args->out, args->out_stride);
-  if (!aligned) {
-    return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of %d bytes", 2 * VEC_WIDTH);
-  }
-  const int64_t blocks_per_head = (args->seq_q + BLOCK_M - 1) / BLOCK_M;
-  if (args->heads > INT32_MAX || args->batch > UINT16_MAX || blocks_per_head > UINT16_MAX || args->seq_k > INT32_MAX / 2) {
-    return fa_refuse(args, "the shape is too large: batch %lld (at most %d), heads %lld (at most %d), seq_q %lld (at most %d), "
-                           "seq_k %lld (below 2^30)",
-                     static_cast<long long>(args->batch), UINT16_MAX, static_cast<long long>(args->heads), INT32_MAX,
-                     static_cast<long long>(args->seq_q), UINT16_MAX * BLOCK_M, static_cast<long long>(args->seq_k));
-  }
-  const dim3 grid(static_cast<unsigned>(args->heads), static_cast<unsigned>(blocks_per_head), static_cast<unsigned>(args->batch));
+  dim3 grid;
+  if (int status = fa::make_grid(args, BLOCK_M, VEC_WIDTH, &grid)) return status;
   block_tiled_kernel<T><<<grid, THREADS, 0, stream>>>(fa_copy_args(args), static_cast<unsigned>(args->heads / args->kv_heads));
   return static_cast<int>(cudaPeekAtLastError());
 }
 
-FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
-  if (int status = fa_check_abi(args)) return status;
-#define LAUNCH_IF(DTYPE, HEAD_DIM_) \
-  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) return launch<DTYPE>(args, stream);
-  FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
-#undef LAUNCH_IF
-  return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));
-}
+FA_FORWARD(launch)

@@ -1,13 +1,9 @@
-// cluster_latency: shortens everything on the critical path outside the two matrix products.
-// step:    one thread issues the TMA loads of Q and K before any other setup; keys are loaded in tiles of 64, all tiles of the
-//          first warpgroup before those of the second; every partial result is sent once: the first warpgroup hands its own to
-//          the second, and the two blocks exchange half of their rows; with few keys, one warpgroup of one block does all the
-//          work, without a merge
-// because: in cluster_tma at the target shape (1x8x512x64), measured with the SM's clock, K arrives after 1,440 of 5,900 cycles,
-//          and its load is issued only after 940 of them; the two merges take 2,200 cycles; a call with 64 keys takes as long as
-//          one with 512 keys
-// expect:  3.6 to 4.0 us at the target shape, below 3.0 us at S = 64 and at S = 128
-// diff:    most of the file: the prologue, the merges, the order of the loads and the kernels for one pass are new
+// cluster_latency: kernels for few keys, and for keys that fit into one pass.
+// step:    with few keys, fewer warpgroups and blocks share them, down to one warpgroup of one block, without a merge; kernels for
+//          problems of one pass, without a loop, and without a mask if all queries see all keys; D = 128
+// because: in cluster_tma, a call with 64 keys takes as long as one with 512 keys; branches around the loop and the mask jump to
+//          instructions that are not cached
+// expect:  3.6 to 4.0 us at the target shape (1x8x512x64), below 3.0 us at S = 64 and at S = 128
 // tile:    64 queries x 128 keys per warpgroup, 2 warpgroups per block, 2 blocks per cluster; up to 256 keys: 64 keys per
 //          warpgroup; up to 128 keys: 1 warpgroup, 1 block; 98 KB of shared memory per block, 192 KB at D = 128
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads;
@@ -16,14 +12,23 @@
 
 #include <type_traits>
 
+#include "fa/ablation.cuh"
 #include "fa/entry.h"
 #include "fa/hopper.cuh"
+#include "fa/key_tiles.cuh"
 #include "fa/launch.h"
 #include "fa/omit.cuh"
+#include "fa/packed_row.cuh"
 #include "fa/params.cuh"
+#include "fa/partial_row.cuh"
 #include "fa/ptx.cuh"
+#include "fa/softmax.cuh"
 #include "fa/tensor_map.h"
+#include "fa/tile.cuh"
+#include "fa/tma_tile.cuh"
 #include "fa/warp.cuh"
+
+using fa::BOX_COLUMNS, fa::KEY_TILE, fa::MMA_M, fa::MMA_N, fa::QUAD, fa::WARP;
 
 // How the work is divided:
 // - A block computes 64 queries of one head, because a wgmma always computes 64 rows.
@@ -56,35 +61,11 @@ enum KeyAssumption {
   ONE_FULL_PASS,  // as ONE_PASS, with exactly PASS_KEYS keys, which every query sees: no score is masked either
 };
 
-constexpr int WARP = 32;
-constexpr int QUAD = 4;  // lanes that share a row of an mma fragment
-constexpr int MMA_M = 16, MMA_N = 8, MMA_K = 16;
 constexpr int BLOCK_M = 64;                // the rows of a wgmma
-constexpr int KEY_TILE = 64;               // keys per TMA box
-constexpr int BOX_COLUMNS = 64;            // columns per TMA box: 128 bytes, the span of the swizzle
-constexpr int N_TILES = KEY_TILE / MMA_N;  // 8-key tiles of S in a key tile
+constexpr int N_TILES = fa::KEY_TILE_SCORES;  // 8-key tiles of S in a key tile
 constexpr int LANE_ROWS = 2;               // rows that a lane holds: r and r + 8
 constexpr int GROUP_THREADS = 128;         // threads of a warpgroup
-template <int HEAD_DIM>
-constexpr int TILE_BYTES = fa::IS_OMITTED_PHASE<LOAD> ? 0 : KEY_TILE * HEAD_DIM * 2;  // 64 rows of Q, K or V
-
-// O is rescaled only where P would exceed 2^8.  fp16 holds values up to 2^15 with the same relative error.
-constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;
-
-// The kernel parameters other than the tensor maps.  They fit in one 64-byte line of the constant cache, because the first read
-// of a line takes as long as 150 to 200 cycles.
-struct KernelParams {
-  uint4* out;  // [batch, heads, seq_q, head_dim] as 16-byte vectors
-  float* lse;  // [batch, heads, seq_q], or nullptr
-  fa::VectorStrides out_strides;
-  // 2^31 / (heads / kv_heads).  kv_head = head / (heads / kv_heads) is the upper half of (2 head + 1) * kv_head_factor, which
-  // needs no division.
-  uint32_t kv_head_factor;
-  int seq_q, seq_k;
-  int first_diagonal;       // query i sees keys [0, min(seq_k, first_diagonal + i))
-  float signed_scale_log2;  // scale * log2(e)
-};
-static_assert(sizeof(KernelParams) == 48, "the parameters start at byte 16 of a 64-byte cache line");
+constexpr bool LOADS = !fa::IS_OMITTED_PHASE<LOAD>;
 
 // How the keys of a pass are divided: CLUSTER blocks share them, GROUPS warpgroups share the keys of a block, and the keys of a
 // warpgroup are GROUP_TILES tiles of KEY_TILE keys.
@@ -98,23 +79,6 @@ struct Split {
   static_assert(CLUSTER == 1 || GROUPS == 2, "the exchange between blocks includes the merge of two warpgroups");
 };
 
-// One row of every lane of a warpgroup: the lane's elements of O as 16-byte vectors, m times scale * log2(e), and the lane's part
-// of l.
-template <int D_TILES>  // HEAD_DIM / MMA_N, the 8-column tiles of O
-struct PartialRow {
-  float4 o[D_TILES / 2][GROUP_THREADS];
-  float2 m_and_l[GROUP_THREADS];
-};
-
-// The same, in the format in which it is sent to the other block.  The transfer is bound by its
-// bytes, so O is cut to 24 bits.  The relative error is then below 2^-15, which is small next to the 2^-11 of the output in fp16.
-template <int D_TILES>
-struct PackedPartialRow {
-  static constexpr int VECTORS = D_TILES * 2 * 3 / 16;  // two values per fragment, 3 bytes each
-  uint4 o[VECTORS][GROUP_THREADS];
-  float2 m_and_l[GROUP_THREADS];
-};
-
 struct Empty {};  // in place of a buffer that is not needed
 
 template <typename T, typename SPLIT, int HEAD_DIM>
@@ -124,189 +88,76 @@ struct Smem {
   alignas(1024) T q[BLOCK_M * HEAD_DIM];
   alignas(1024) T k[SPLIT::GROUPS][SPLIT::GROUP_TILES][KEY_TILE * HEAD_DIM];
   alignas(1024) T v[SPLIT::GROUPS][SPLIT::GROUP_TILES][KEY_TILE * HEAD_DIM];
-  std::conditional_t<(SPLIT::GROUPS > 1), PartialRow<D_TILES>[LANE_ROWS], Empty> group_partial;  // of the first warpgroup
-  std::conditional_t<(SPLIT::CLUSTER > 1), PackedPartialRow<D_TILES>, Empty> peer_partial;            // of the other block
+  std::conditional_t<(SPLIT::GROUPS > 1), fa::PartialRow<D_TILES>[LANE_ROWS], Empty> group_partial;  // of the first warpgroup
+  std::conditional_t<(SPLIT::CLUSTER > 1), fa::PackedPartialRow<D_TILES>, Empty> peer_partial;            // of the other block
   uint64_t k_full[SPLIT::GROUPS][SPLIT::GROUP_TILES];  // mbarriers of K_FULL; the first one also counts the bytes of Q
   uint64_t v_full[SPLIT::GROUPS];                    // mbarriers of V_FULL
   uint64_t peer_m_and_l_full, peer_o_full;               // mbarriers of PEER_M_AND_L_FULL and PEER_O_FULL
 };
 
-// The work of one thread block: BLOCK_M queries of one head, and all keys that they see.
-struct WorkTile {
-  int head, kv_head, batch;
-  int first_query;
-  int diagonal;  // query i of the block sees keys [0, min(seq_k, diagonal + i))
-  int passes;    // number of passes over the keys that any query of the block sees
-};
-
-template <typename SPLIT, KeyAssumption ASSUMPTION>
-__device__ __forceinline__ WorkTile make_work_tile(const KernelParams& params) {
-  const uint32_t head = blockIdx.x / SPLIT::CLUSTER;
-  const int first_query = blockIdx.y * BLOCK_M;
-  const int visible_keys = max(0, min(params.seq_k, params.first_diagonal + first_query + BLOCK_M - 1));
-  return {
-      static_cast<int>(head),
-      static_cast<int>(__umulhi(2 * head + 1, params.kv_head_factor)),
-      static_cast<int>(blockIdx.z),
-      first_query,
-      params.first_diagonal + first_query,
-      ASSUMPTION != ANY_KEYS ? 1 : (visible_keys + SPLIT::PASS_KEYS - 1) / SPLIT::PASS_KEYS,
-  };
-}
-
-// Loads 64 rows of Q, K or V of one head.  Called by one thread.
-template <int HEAD_DIM, typename T>
-__device__ __forceinline__ void load_tile(
-    T* to_smem, const CUtensorMap& map, int first_row, int head, int batch, uint64_t* barrier_smem) {
-#pragma unroll
-  for (int d = 0; d < HEAD_DIM && !fa::IS_OMITTED_PHASE<LOAD>; d += BOX_COLUMNS) {
-    fa::cp_async_bulk_tensor_4d(to_smem + d * KEY_TILE, map, d, first_row, head, batch, barrier_smem);
-  }
-}
-
-// Loads K of one pass.  Called by one thread.  All tiles of the first warpgroup come before those of the second, so that the two
-// take turns at the exponential unit: the first one uses it while K of the second one is still being loaded.
+// Initialises the mbarriers and loads Q, and K and V of the first pass.  Called by one thread.  It issues the loads of Q and K first;
+// the rest of the setup overlaps with them.
 template <typename T, typename SPLIT, int HEAD_DIM>
-__device__ __forceinline__ void load_k(
-    Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& map, const WorkTile& work, int block_first_key, int q_bytes) {
+__device__ __forceinline__ void load_first_pass(Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& q_map, const CUtensorMap& k_map,
+                                                const CUtensorMap& v_map, const fa::TmaWorkTile& work, int rank) {
+  constexpr int GROUPS = SPLIT::GROUPS, GROUP_TILES = SPLIT::GROUP_TILES, BLOCK_KEYS = SPLIT::BLOCK_KEYS;
 #pragma unroll
-  for (int g = 0; g < SPLIT::GROUPS; ++g) {
+  for (int i = 0; i < GROUPS * GROUP_TILES; ++i) fa::mbarrier_init(&smem.k_full[i / GROUP_TILES][i % GROUP_TILES], 1);
+  fa::fence_mbarrier_init();
+  if (work.passes > 0) {
+    if (LOADS) fa::load_tile<HEAD_DIM, BLOCK_M>(smem.q, q_map, work.first_query, work.head, work.batch, &smem.k_full[0][0]);
+    fa::load_k<HEAD_DIM, LOADS>(smem, k_map, work, rank * BLOCK_KEYS, LOADS ? BLOCK_M * HEAD_DIM * 2 : 0);
+  }
 #pragma unroll
-    for (int t = 0; t < SPLIT::GROUP_TILES; ++t) {
-      fa::mbarrier_arrive_expect_tx(&smem.k_full[g][t], TILE_BYTES<HEAD_DIM> + (g + t > 0 ? 0 : q_bytes));
-      const int tile_first_key = block_first_key + (g * SPLIT::GROUP_TILES + t) * KEY_TILE;
-      load_tile<HEAD_DIM>(smem.k[g][t], map, tile_first_key, work.kv_head, work.batch, &smem.k_full[g][t]);
-    }
+  for (int g = 0; g < GROUPS; ++g) fa::mbarrier_init(&smem.v_full[g], 1);
+  if constexpr (SPLIT::CLUSTER > 1) {
+    fa::mbarrier_init(&smem.peer_m_and_l_full, 1);
+    fa::mbarrier_init(&smem.peer_o_full, 1);
+  }
+  fa::fence_mbarrier_init();
+  if (work.passes > 0) fa::load_v<HEAD_DIM, LOADS>(smem, v_map, work, rank * BLOCK_KEYS);
+  if constexpr (SPLIT::CLUSTER > 1) {
+    fa::mbarrier_arrive_expect_tx(&smem.peer_m_and_l_full, sizeof(smem.peer_partial.m_and_l));
+    fa::mbarrier_arrive_expect_tx(&smem.peer_o_full, sizeof(smem.peer_partial.o));
   }
 }
 
-// Loads V of one pass in the same order.  Called by one thread.
+// Waits for S of the key tiles, one after another, masks it, and finds the row max of this lane.
+template <KeyAssumption ASSUMPTION, int GROUP_TILES>
+__device__ __forceinline__ void mask_and_max(float (&m_new)[LANE_ROWS], float (&s)[GROUP_TILES][N_TILES][4], const fa::TmaParams& params,
+                                             const fa::TmaWorkTile& work, int group_first_key, int lane_row, int lane) {
+#pragma unroll
+  for (int t = 0; t < GROUP_TILES; ++t) {
+    fa::wait_for_s(s, t);
+    // Tiles that every query of the block sees completely are not masked.  S is negated if the scale is negative, because P is
+    // computed with the absolute value of the scale.
+    const int tile_first_key = group_first_key + t * KEY_TILE;
+    const bool is_negated = ASSUMPTION == ANY_KEYS && params.signed_scale_log2 < 0.0f;
+    const bool is_masked = ASSUMPTION != ONE_FULL_PASS && tile_first_key + KEY_TILE > min(params.seq_k, work.diagonal);
+    if (is_negated || is_masked) fa::negate_and_mask(s[t], is_negated, params.seq_k, work.diagonal + lane_row, tile_first_key, lane);
+#pragma unroll
+    for (int r = 0; r < LANE_ROWS && !fa::IS_OMITTED_PHASE<SOFTMAX>; ++r) m_new[r] = fmaxf(m_new[r], fa::tree_max(s[t], r));
+  }
+}
+
+// Without a second block: merges what the first warpgroup has handed on, normalises and stores both rows.
 template <typename T, typename SPLIT, int HEAD_DIM>
-__device__ __forceinline__ void load_v(
-    Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& map, const WorkTile& work, int block_first_key) {
+__device__ __forceinline__ void store_rows(
+    float (&o)[HEAD_DIM / MMA_N][4], const float (&m)[LANE_ROWS], float (&l)[LANE_ROWS], const fa::MergeWeights (&weights)[LANE_ROWS],
+    Smem<T, SPLIT, HEAD_DIM>& smem, const fa::TmaParams& params, const fa::TmaWorkTile& work, int lane_row,
+    int lane) {
 #pragma unroll
-  for (int g = 0; g < SPLIT::GROUPS; ++g) {
-    fa::mbarrier_arrive_expect_tx(&smem.v_full[g], SPLIT::GROUP_TILES * TILE_BYTES<HEAD_DIM>);
-#pragma unroll
-    for (int t = 0; t < SPLIT::GROUP_TILES; ++t) {
-      const int tile_first_key = block_first_key + (g * SPLIT::GROUP_TILES + t) * KEY_TILE;
-      load_tile<HEAD_DIM>(smem.v[g][t], map, tile_first_key, work.kv_head, work.batch, &smem.v_full[g]);
+  for (int r = 0; r < LANE_ROWS; ++r) {
+    l[r] = fa::sum_of_quad(l[r]);
+    const float inverse_l = fa::fast_inverse_of(l[r]);
+    if constexpr (SPLIT::GROUPS > 1) {
+      fa::merge_row(o, r, weights[r].own * inverse_l, smem.group_partial[r], weights[r].incoming * inverse_l);
+    } else {
+      fa::scale_row(o, r, inverse_l);
     }
+    fa::store_row<T, SPLIT::CLUSTER>(o, r, m[r], l[r], params, work, work.first_query + lane_row + r * 8, lane);
   }
 }
-
-// Returns the four values of a lane's row in the fragments d and d + 1 of O.
-template <int D_TILES>
-__device__ __forceinline__ float4 o_vector(const float (&o)[D_TILES][4], int row, int d) {
-  return make_float4(o[d][2 * row], o[d][2 * row + 1], o[d + 1][2 * row], o[d + 1][2 * row + 1]);
-}
-
-// Merges four incoming values into the same four values of O: o = o * weight + incoming * incoming_weight.
-template <int D_TILES>
-__device__ __forceinline__ void merge_vector(
-    float (&o)[D_TILES][4], int row, int d, float weight, float4 incoming, float incoming_weight) {
-  o[d][2 * row] = o[d][2 * row] * weight + incoming.x * incoming_weight;
-  o[d][2 * row + 1] = o[d][2 * row + 1] * weight + incoming.y * incoming_weight;
-  o[d + 1][2 * row] = o[d + 1][2 * row] * weight + incoming.z * incoming_weight;
-  o[d + 1][2 * row + 1] = o[d + 1][2 * row + 1] * weight + incoming.w * incoming_weight;
-}
-
-// Merges an incoming row into a lane's row of O: o = o * weight + incoming * incoming_weight.
-template <int D_TILES>
-__device__ __forceinline__ void merge_row(
-    float (&o)[D_TILES][4], int row, float weight, const PartialRow<D_TILES>& incoming, float incoming_weight) {
-#pragma unroll
-  for (int d = 0; d < D_TILES; d += 2) {
-    merge_vector(o, row, d, weight, incoming.o[d / 2][threadIdx.x % GROUP_THREADS], incoming_weight);
-  }
-}
-
-// Packs the upper 24 bits of four floats into three words.  Word i holds the upper three bytes of float i, and below them one of
-// the upper three bytes of the fourth float.
-__device__ __forceinline__ void pack_24(uint32_t* words, float4 values) {
-  const uint32_t fourth = __float_as_uint(values.w);
-  words[0] = __byte_perm(__float_as_uint(values.x), fourth, 0x3215);
-  words[1] = __byte_perm(__float_as_uint(values.y), fourth, 0x3216);
-  words[2] = __byte_perm(__float_as_uint(values.z), fourth, 0x3217);
-}
-
-__device__ __forceinline__ float4 unpack_24(const uint32_t* words) {
-  constexpr uint32_t UPPER = ~0xffu;
-  const uint32_t fourth = __byte_perm(__byte_perm(words[0], words[1], 0x0040), words[2], 0x4100);
-  return make_float4(__uint_as_float(words[0] & UPPER), __uint_as_float(words[1] & UPPER), __uint_as_float(words[2] & UPPER),
-                     __uint_as_float(fourth & UPPER));
-}
-
-// Sends a row of a lane's O, packed, to the other block, whose mbarrier counts the bytes.  `peer_address` is a function from an
-// address in the shared memory of this block to the corresponding address in the other block.
-template <int D_TILES, typename PEER_ADDRESS>
-__device__ __forceinline__ void send_row(const float (&o)[D_TILES][4], int row, PackedPartialRow<D_TILES>& partial_smem,
-                                         uint64_t* barrier_smem, PEER_ADDRESS peer_address) {
-  constexpr int VECTORS = PackedPartialRow<D_TILES>::VECTORS;
-  uint32_t words[VECTORS * 4];
-#pragma unroll
-  for (int d = 0; d < D_TILES; d += 2) pack_24(words + d / 2 * 3, o_vector(o, row, d));
-#pragma unroll
-  for (int i = 0; i < VECTORS; ++i) {
-    const uint4 vector = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
-    fa::st_async(peer_address(&partial_smem.o[i][threadIdx.x % GROUP_THREADS]), vector, peer_address(barrier_smem));
-  }
-}
-
-// Merges an incoming packed row into a lane's row of O.
-template <int D_TILES>
-__device__ __forceinline__ void merge_row(
-    float (&o)[D_TILES][4], int row, float weight, const PackedPartialRow<D_TILES>& incoming, float incoming_weight) {
-  constexpr int VECTORS = PackedPartialRow<D_TILES>::VECTORS;
-  uint32_t words[VECTORS * 4];
-#pragma unroll
-  for (int i = 0; i < VECTORS; ++i) {
-    const uint4 vector = incoming.o[i][threadIdx.x % GROUP_THREADS];
-    words[4 * i] = vector.x, words[4 * i + 1] = vector.y, words[4 * i + 2] = vector.z, words[4 * i + 3] = vector.w;
-  }
-#pragma unroll
-  for (int d = 0; d < D_TILES; d += 2) merge_vector(o, row, d, weight, unpack_24(words + d / 2 * 3), incoming_weight);
-}
-
-struct MergeWeights {
-  float own, incoming;
-};
-
-// Merges m (in log2) and l of an incoming partial result into `m` and `l`.  Returns the weights for the sum of the two O.
-__device__ __forceinline__ MergeWeights merge_m_and_l(float& m, float& l, float2 incoming_m_and_l) {
-  const float m_merged = fmaxf(m, incoming_m_and_l.x), m_finite = m_merged == -CUDART_INF_F ? 0.0f : m_merged;
-  const MergeWeights weights = {fa::ex2_approx_ftz(m - m_finite), fa::ex2_approx_ftz(incoming_m_and_l.x - m_finite)};
-  m = m_merged;
-  l = l * weights.own + incoming_m_and_l.y * weights.incoming;
-  return weights;
-}
-
-// Stores one row of O, which a quad holds, and its log-sum-exp.  A row that sees no key is stored as zero and -inf.
-template <typename T, int CLUSTER, int D_TILES>
-__device__ __forceinline__ void store_row(const float (&o)[D_TILES][4], int row, float m, float l, const KernelParams& params,
-                                          const WorkTile& work, int query, int lane) {
-  uint4* to_gmem =
-      params.out + (uint64_t(work.batch) * params.out_strides.batch + uint64_t(work.head) * params.out_strides.head) +
-      (uint64_t(query) * params.out_strides.row + lane % QUAD);
-#pragma unroll
-  for (int d = 0; d < D_TILES; d += QUAD) {
-    uint32_t packed[QUAD];
-#pragma unroll
-    for (int i = 0; i < QUAD; ++i) packed[i] = fa::cvt_rn_x2<T>(o[d + i][2 * row], o[d + i][2 * row + 1]);
-    fa::transpose_quad(packed, lane);  // so that each lane stores 16 contiguous bytes
-    if (query < params.seq_q) to_gmem[d] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
-  }
-  if (params.lse != nullptr && lane % QUAD == 0 && query < params.seq_q) {
-    const uint32_t heads = gridDim.x / CLUSTER;
-    float* lse_gmem = params.lse + (uint64_t(work.batch) * heads + work.head) * params.seq_q;
-    lse_gmem[query] = l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * CUDART_LN2_F;
-  }
-}
-
-__device__ __forceinline__ float inverse_of(float l) { return l == 0.0f ? 0.0f : __fdividef(1.0f, l); }
-
-// Uses P in the ablation without P V, so that the compiler does not remove the computation of P.
-__device__ __forceinline__ void keep_p(uint32_t& sink, const uint32_t (&p)[4]) { sink ^= p[0] ^ p[1] ^ p[2] ^ p[3]; }
 
 // The number of blocks that an SM must be able to hold at once.  It limits the registers per thread.  The ANY_KEYS kernel needs
 // four warpgroups per SM, which hide each other's latency when there are more blocks than SMs.  The kernels for one pass gain more
@@ -318,42 +169,24 @@ constexpr int blocks_per_sm() {
 
 template <typename T, typename SPLIT, int HEAD_DIM, KeyAssumption ASSUMPTION>
 __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREADS, blocks_per_sm<SPLIT, HEAD_DIM, ASSUMPTION>())
-    cluster_latency_kernel(const KernelParams params, const __grid_constant__ CUtensorMap q_map,
+    cluster_latency_kernel(const fa::TmaParams params, const __grid_constant__ CUtensorMap q_map,
                            const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   auto& smem = *reinterpret_cast<Smem<T, SPLIT, HEAD_DIM>*>(smem_bytes);
   constexpr int D_TILES = HEAD_DIM / MMA_N;  // 8-column tiles of O
-  constexpr int GROUPS = SPLIT::GROUPS, GROUP_TILES = SPLIT::GROUP_TILES, LAST_GROUP = GROUPS - 1;
+  constexpr int CLUSTER = SPLIT::CLUSTER, GROUPS = SPLIT::GROUPS, GROUP_TILES = SPLIT::GROUP_TILES, THREADS = SPLIT::THREADS;
+  constexpr int GROUP_KEYS = SPLIT::GROUP_KEYS, BLOCK_KEYS = SPLIT::BLOCK_KEYS, PASS_KEYS = SPLIT::PASS_KEYS;
   const int group = threadIdx.x / GROUP_THREADS, thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
-  const int rank = blockIdx.x % SPLIT::CLUSTER;
-  const WorkTile work = make_work_tile<SPLIT, ASSUMPTION>(params);
+  const int rank = blockIdx.x % CLUSTER;
+  fa::TmaWorkTile work = fa::make_tma_work_tile<BLOCK_M, CLUSTER, PASS_KEYS>(params);
+  if (ASSUMPTION != ANY_KEYS) work.passes = 1;
 
-  // Load Q, K and V.  One thread issues the loads of Q and K first.  The rest of the setup overlaps with them.
-  if (threadIdx.x < WARP && fa::elect_sync()) {
-#pragma unroll
-    for (int i = 0; i < GROUPS * GROUP_TILES; ++i) fa::mbarrier_init(&smem.k_full[i / GROUP_TILES][i % GROUP_TILES], 1);
-    fa::fence_mbarrier_init();
-    if (work.passes > 0) {
-      load_tile<HEAD_DIM>(smem.q, q_map, work.first_query, work.head, work.batch, &smem.k_full[0][0]);
-      load_k(smem, k_map, work, rank * SPLIT::BLOCK_KEYS, TILE_BYTES<HEAD_DIM>);
-    }
-#pragma unroll
-    for (int g = 0; g < GROUPS; ++g) fa::mbarrier_init(&smem.v_full[g], 1);
-    if (SPLIT::CLUSTER > 1) {
-      fa::mbarrier_init(&smem.peer_m_and_l_full, 1);
-      fa::mbarrier_init(&smem.peer_o_full, 1);
-    }
-    fa::fence_mbarrier_init();
-    if (work.passes > 0) load_v(smem, v_map, work, rank * SPLIT::BLOCK_KEYS);
-    if (SPLIT::CLUSTER > 1) {
-      fa::mbarrier_arrive_expect_tx(&smem.peer_m_and_l_full, sizeof(PackedPartialRow<D_TILES>::m_and_l));
-      fa::mbarrier_arrive_expect_tx(&smem.peer_o_full, sizeof(PackedPartialRow<D_TILES>::o));
-    }
-  }
+  // Load Q, K and V.
+  if (threadIdx.x < WARP && fa::elect_sync()) load_first_pass(smem, q_map, k_map, v_map, work, rank);
   __syncwarp();
-  if (SPLIT::CLUSTER > 1) fa::barrier_cluster_arrive_relaxed();
+  if (CLUSTER > 1) fa::barrier_cluster_arrive_relaxed();
   __syncthreads();  // the mbarriers of this block are initialised
-  if (SPLIT::CLUSTER > 1) fa::barrier_cluster_wait();  // all blocks run and have initialised their mbarriers
+  if (CLUSTER > 1) fa::barrier_cluster_wait();  // all blocks run and have initialised their mbarriers
 
   const int lane_row = thread_in_group / WARP * MMA_M + lane / QUAD;  // this lane holds rows lane_row and lane_row + 8
   const float scale_log2 = fabsf(params.signed_scale_log2);
@@ -363,134 +196,63 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   uint32_t ablation_sink = 0;
 
   for (int pass = 0; pass < work.passes; ++pass) {
-    const int block_first_key = pass * SPLIT::PASS_KEYS + rank * SPLIT::BLOCK_KEYS;
-    const int group_first_key = block_first_key + group * SPLIT::GROUP_KEYS;
+    const int block_first_key = pass * PASS_KEYS + rank * BLOCK_KEYS;
+    const int group_first_key = block_first_key + group * GROUP_KEYS;
 
     // Load K and V; the loads of the first pass are in flight.
     if (pass > 0) {
       __syncthreads();  // no thread still reads the previous K and V or waits for their mbarriers
       if (threadIdx.x < WARP && fa::elect_sync()) {
-        load_k(smem, k_map, work, block_first_key, 0);
-        load_v(smem, v_map, work, block_first_key);
+        fa::load_k<HEAD_DIM, LOADS>(smem, k_map, work, block_first_key, 0);
+        fa::load_v<HEAD_DIM, LOADS>(smem, v_map, work, block_first_key);
       }
       __syncwarp();
     }
 
     // S = Q K^T
     float s[GROUP_TILES][N_TILES][4];
-    if (group > 0) fa::wait<Q_FULL>(&smem.k_full[0][0], pass % 2);  // this mbarrier also counts the bytes of Q
-#pragma unroll
-    for (int t = 0; t < GROUP_TILES; ++t) {
-      fa::wait<K_FULL>(&smem.k_full[group][t], pass % 2);
-      const uint64_t q = fa::wgmma_descriptor(smem.q), k = fa::wgmma_descriptor(smem.k[group][t]);
-      fa::wgmma_fence();
-#pragma unroll
-      for (int d = 0; d < (fa::IS_OMITTED_PHASE<QK> ? MMA_K : HEAD_DIM); d += MMA_K) {
-        const int offset = (d / BOX_COLUMNS * KEY_TILE * BOX_COLUMNS + d % BOX_COLUMNS) * sizeof(T) >> 4;  // in units of 16 bytes
-        fa::wgmma_m64k16<T, 0>(s[t], q + offset, k + offset, d > 0);
-      }
-      fa::wgmma_commit_group();
-    }
+    fa::multiply_qk<Q_FULL, K_FULL, fa::IS_OMITTED_PHASE<QK> ? fa::MMA_K : HEAD_DIM, T>(s, smem, group, pass % 2);
 
+    // mask, row max
     float m_new[LANE_ROWS] = {m[0], m[1]};
-#pragma unroll
-    for (int t = 0; t < GROUP_TILES; ++t) {
-      if (t < GROUP_TILES - 1) {
-        fa::wgmma_wait_group<1>(s[t]);
-      } else {
-        fa::wgmma_wait_group<0>(s[t]);
-      }
-      // mask, unless every query of the block sees the whole tile.  S is negated if the scale is negative, because
-      // P is computed with the absolute value of the scale.
-      const int tile_first_key = group_first_key + t * KEY_TILE;
-      const bool is_negated = ASSUMPTION == ANY_KEYS && params.signed_scale_log2 < 0.0f;
-      const bool is_masked = ASSUMPTION != ONE_FULL_PASS && tile_first_key + KEY_TILE > min(params.seq_k, work.diagonal);
-      if (is_negated || is_masked) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int limit = min(params.seq_k, work.diagonal + lane_row + i / 2 * 8) - tile_first_key;
-#pragma unroll
-          for (int n = 0; n < N_TILES; ++n) {
-            if (is_negated) s[t][n][i] = -s[t][n][i];
-            if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[t][n][i] = -CUDART_INF_F;
-          }
-        }
-      }
-
-      // row max, as a tree reduction, which has a shorter dependency chain than a loop
-#pragma unroll
-      for (int r = 0; r < LANE_ROWS && !fa::IS_OMITTED_PHASE<SOFTMAX>; ++r) {
-        float partial_max[N_TILES];
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) partial_max[n] = fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]);
-#pragma unroll
-        for (int stride = N_TILES / 2; stride > 0; stride /= 2) {
-#pragma unroll
-          for (int n = 0; n < stride; ++n) partial_max[n] = fmaxf(partial_max[n], partial_max[n + stride]);
-        }
-        m_new[r] = fmaxf(m_new[r], partial_max[0]);
-      }
-    }
+    mask_and_max<ASSUMPTION>(m_new, s, params, work, group_first_key, lane_row, lane);
     bool needs_rescale = false;
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) {
       m_new[r] = fa::max_of_quad(m_new[r]);
       // If only m is -inf, the difference is inf and the comparison true.  If both are, it is NaN and the comparison false.
-      needs_rescale |= (m_new[r] - m[r]) * scale_log2 > RESCALE_THRESHOLD_LOG2;
+      needs_rescale |= (m_new[r] - m[r]) * scale_log2 > fa::RESCALE_THRESHOLD_LOG2;
     }
 
     // rescale, if any row of the warp needs it; the first pass has nothing to rescale
     if (pass == 0) {
       m[0] = m_new[0], m[1] = m_new[1];
     } else if (__any_sync(0xffffffffu, needs_rescale)) {
-#pragma unroll
-      for (int r = 0; r < LANE_ROWS; ++r) {
-        const float m_log2 = m_new[r] == -CUDART_INF_F ? 0.0f : m_new[r] * scale_log2;
-        const float rescale = fa::ex2_approx_ftz(m[r] * scale_log2 - m_log2);
-        m[r] = m_new[r];
-        l[r] *= rescale;
-#pragma unroll
-        for (int d = 0; d < D_TILES; ++d) {
-          o[d][2 * r] *= rescale;
-          o[d][2 * r + 1] *= rescale;
-        }
-      }
+      fa::rescale(o, m, l, m_new, scale_log2);
     }
 
-    float m_log2[LANE_ROWS];  // 0 for a row that has seen no key; its P is then exp2(-inf - 0) = 0
-#pragma unroll
-    for (int r = 0; r < LANE_ROWS; ++r) m_log2[r] = m[r] == -CUDART_INF_F ? 0.0f : m[r] * scale_log2;
+    const float m_log2[LANE_ROWS] = {fa::finite_log2(m[0], scale_log2), fa::finite_log2(m[1], scale_log2)};
     uint32_t p[GROUP_TILES][N_TILES / 2][4];
 #pragma unroll
     for (int t = 0; t < GROUP_TILES; ++t) {
 #pragma unroll
       for (int n = 0; n < N_TILES; n += 2) {
         // P = exp2(S - m), row sum; two adjacent accumulator fragments of S form one A fragment of P
-        uint32_t(&p_fragment)[4] = p[t][n / 2];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float(&fragment)[4] = s[t][n + i / 2];
-          const int r = i % 2;
-          if constexpr (fa::IS_OMITTED_PHASE<SOFTMAX>) {
-            p_fragment[i] = fa::cvt_rn_x2<T>(fragment[2 * r], fragment[2 * r + 1]);
-            continue;
-          }
-          fragment[2 * r] = fa::ex2_approx_ftz(fragment[2 * r] * scale_log2 - m_log2[r]);
-          fragment[2 * r + 1] = fa::ex2_approx_ftz(fragment[2 * r + 1] * scale_log2 - m_log2[r]);
-          l[r] += fragment[2 * r] + fragment[2 * r + 1];
-          p_fragment[i] = fa::cvt_rn_x2<T>(fragment[2 * r], fragment[2 * r + 1]);
+        if constexpr (fa::IS_OMITTED_PHASE<SOFTMAX>) {
+          fa::round_fragment<T>(p[t][n / 2], s[t], n);
+        } else {
+          fa::exp2_fragment<T>(p[t][n / 2], s[t], n, scale_log2, m_log2, l);
         }
 
         // O += P V, overlapping with the computation of the next P.  The wait for V is repeated, because ptxas moves no
         // exponential across a wait.  With a single wait, it would compute all exponentials before the first P V.
         if (n % (N_TILES / 2) == 0) fa::wait<V_FULL>(&smem.v_full[group], pass % 2);
         if constexpr (fa::IS_OMITTED_PHASE<PV>) {
-          keep_p(ablation_sink, p_fragment);
+          fa::keep_p(ablation_sink, p[t][n / 2]);
           continue;
         }
         fa::wgmma_fence();
-        const uint64_t v = fa::wgmma_descriptor(smem.v[group][t] + n * MMA_N * BOX_COLUMNS, KEY_TILE * BOX_COLUMNS * sizeof(T));
-        fa::wgmma_m64k16<T, 1>(o, p_fragment, v, true);
+        fa::wgmma_m64k16<T, 1>(o, p[t][n / 2], fa::v_descriptor(smem.v[group][t], n), true);
         fa::wgmma_commit_group();
       }
     }
@@ -503,66 +265,29 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   // because its keys came later.
 #pragma unroll
   for (int r = 0; r < LANE_ROWS; ++r) m[r] = m[r] == -CUDART_INF_F ? m[r] : m[r] * scale_log2;  // m is in log2 from here on
-  MergeWeights weights[LANE_ROWS] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
-  if (GROUPS > 1 && fa::IS_OMITTED_PHASE<MERGE> && group < LAST_GROUP) return;
+  fa::MergeWeights weights[LANE_ROWS] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
+  if (GROUPS > 1 && fa::IS_OMITTED_PHASE<MERGE> && group < GROUPS - 1) return;
   if constexpr (GROUPS > 1 && !fa::IS_OMITTED_PHASE<MERGE>) {
-    if (group < LAST_GROUP) {
-#pragma unroll
-      for (int r = 0; r < LANE_ROWS; ++r) {
-        smem.group_partial[r].m_and_l[thread_in_group] = make_float2(m[r], l[r]);
-#pragma unroll
-        for (int d = 0; d < D_TILES; d += 2) smem.group_partial[r].o[d / 2][thread_in_group] = o_vector(o, r, d);
-      }
-      fa::barrier_arrive<SPLIT::THREADS>(1);  // named barrier 1 is GROUP_PARTIAL_STORED
+    if (group < GROUPS - 1) {
+      fa::store_partial_rows(smem.group_partial, o, m, l, thread_in_group);
+      fa::barrier_arrive<THREADS>(1);  // named barrier 1 is GROUP_PARTIAL_STORED
       return;
     }
-    fa::sync_threads<GROUP_PARTIAL_STORED, SPLIT::THREADS>(1);
+    fa::sync_threads<GROUP_PARTIAL_STORED, THREADS>(1);
 #pragma unroll
-    for (int r = 0; r < LANE_ROWS; ++r) weights[r] = merge_m_and_l(m[r], l[r], smem.group_partial[r].m_and_l[thread_in_group]);
+    for (int r = 0; r < LANE_ROWS; ++r) weights[r] = fa::merge_m_and_l(m[r], l[r], smem.group_partial[r].m_and_l[thread_in_group]);
   }
 
-  if constexpr (SPLIT::CLUSTER == 1) {
-#pragma unroll
-    for (int r = 0; r < LANE_ROWS; ++r) {
-      l[r] = fa::sum_of_quad(l[r]);
-      const float inverse_l = inverse_of(l[r]);
-      if constexpr (GROUPS > 1) {
-        merge_row(o, r, weights[r].own * inverse_l, smem.group_partial[r], weights[r].incoming * inverse_l);
-      } else {
-#pragma unroll
-        for (int d = 0; d < D_TILES; ++d) o[d][2 * r] *= inverse_l, o[d][2 * r + 1] *= inverse_l;
-      }
-      store_row<T, SPLIT::CLUSTER>(o, r, m[r], l[r], params, work, work.first_query + lane_row + r * 8, lane);
-    }
+  if constexpr (CLUSTER == 1) {
+    store_rows(o, m, l, weights, smem, params, work, lane_row, lane);
   } else {
     // Merge the blocks.  Each block finishes one of the two rows of every lane, the one whose number is its rank, and sends the
     // other row to the other block.  So both blocks send at the same time, and each writes half of the output.
-    auto exchange = [&](auto kept_row) {
-      constexpr int KEPT = decltype(kept_row)::value, SENT = 1 - KEPT;
-      constexpr int PEER_RANK = SENT;  // the other block finishes row SENT
-      const int query = work.first_query + lane_row + KEPT * 8;
-      if constexpr (fa::IS_OMITTED_PHASE<MERGE>) {
-        store_row<T, SPLIT::CLUSTER>(o, KEPT, m[KEPT], l[KEPT], params, work, query, lane);
-        return;
-      }
-      const auto peer_address = [](const void* address_smem) { return fa::mapa(fa::smem_address(address_smem), PEER_RANK); };
-      fa::st_async(peer_address(&smem.peer_partial.m_and_l[thread_in_group]), make_float2(m[SENT], l[SENT]),
-                   peer_address(&smem.peer_m_and_l_full));
-      merge_row(o, SENT, weights[SENT].own, smem.group_partial[SENT], weights[SENT].incoming);
-      send_row(o, SENT, smem.peer_partial, &smem.peer_o_full, peer_address);
-      merge_row(o, KEPT, weights[KEPT].own, smem.group_partial[KEPT], weights[KEPT].incoming);
-      fa::wait<PEER_M_AND_L_FULL>(&smem.peer_m_and_l_full, 0);
-      const MergeWeights peer_weights = merge_m_and_l(m[KEPT], l[KEPT], smem.peer_partial.m_and_l[thread_in_group]);
-      l[KEPT] = fa::sum_of_quad(l[KEPT]);
-      const float inverse_l = inverse_of(l[KEPT]);
-      fa::wait<PEER_O_FULL>(&smem.peer_o_full, 0);  // this block must not exit earlier, because the other one sends to it
-      merge_row(o, KEPT, peer_weights.own * inverse_l, smem.peer_partial, peer_weights.incoming * inverse_l);
-      store_row<T, SPLIT::CLUSTER>(o, KEPT, m[KEPT], l[KEPT], params, work, query, lane);
-    };
+    constexpr bool MERGES = !fa::IS_OMITTED_PHASE<MERGE>;
     if (rank == 0) {
-      exchange(std::integral_constant<int, 0>());
+      fa::exchange_partial_rows<0, PEER_M_AND_L_FULL, PEER_O_FULL, T, MERGES>(o, m, l, weights, smem, params, work, lane_row, lane);
     } else {
-      exchange(std::integral_constant<int, 1>());
+      fa::exchange_partial_rows<1, PEER_M_AND_L_FULL, PEER_O_FULL, T, MERGES>(o, m, l, weights, smem, params, work, lane_row, lane);
     }
   }
 }
@@ -571,14 +296,7 @@ template <typename T, typename SPLIT, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
   fa::Params all_params;
   if (int status = fa::make_params(args, BLOCK_M, SPLIT::CLUSTER, &all_params)) return status;
-  const KernelParams params = {all_params.out,
-                               all_params.lse,
-                               all_params.out_strides,
-                               all_params.kv_head_factor,
-                               all_params.seq_q,
-                               all_params.seq_k,
-                               all_params.first_diagonal,
-                               all_params.signed_scale_log2};
+  const fa::TmaParams params = fa::tma_params_of(all_params);
   CUtensorMap q_map = {}, k_map = {}, v_map = {};
   if (args->seq_k > 0) {
     constexpr fa::Box BOX = {KEY_TILE, BOX_COLUMNS};

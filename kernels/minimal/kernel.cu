@@ -13,6 +13,8 @@
 #include <float.h>
 #include <math_constants.h>
 
+#include "fa/features.cuh"
+#include "fa/to_float.cuh"
 #include "fa_forward.h"
 #include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
 
@@ -27,113 +29,6 @@ using fp32 = float;
 using e4m3 = __nv_fp8_e4m3;
 using int8 = int8_t;
 
-__device__ __forceinline__ float to_float(fp16 x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float to_float(fp32 x) { return x; }
-__device__ __forceinline__ float to_float(e4m3 x) { return static_cast<float>(x); }
-__device__ __forceinline__ float to_float(int8 x) { return static_cast<float>(x); }
-__device__ __forceinline__ void from_float(fp16* x, float value) { *x = __float2half_rn(value); }
-__device__ __forceinline__ void from_float(bf16* x, float value) { *x = __float2bfloat16_rn(value); }
-__device__ __forceinline__ void from_float(fp32* x, float value) { *x = value; }
-
-// The keys begin, begin + 1, ..., end - 1; none if end <= begin.
-struct VisibleKeys {
-  int64_t begin, end;
-};
-
-// The numbers of queries and keys of a sequence, and its first rows: others than 0 if sequences lie behind one another.
-struct Sequence {
-  int64_t queries, keys, first_query, first_key;
-
-  // The key at which query `row` stands, so that the last query stands at the last key.
-  __device__ __forceinline__ int64_t position(int64_t row) const { return row + keys - queries; }
-};
-
-template <bool IS_PLAIN>
-__device__ __forceinline__ Sequence find_sequence(const FaForwardArgs& args, int64_t batch) {
-  Sequence found = {args.features & FA_SEQLENS_Q ? args.seqlens_q[batch] : args.seq_q,
-                    args.features & FA_SEQLENS_K ? args.seqlens_k[batch] : args.seq_k, 0, 0};
-  if (!IS_PLAIN && args.features & FA_CU_SEQLENS_Q) {
-    found.first_query = args.cu_seqlens_q[batch];
-    found.queries = args.cu_seqlens_q[batch + 1] - found.first_query;
-  }
-  if (!IS_PLAIN && args.features & FA_CU_SEQLENS_K) {
-    found.first_key = args.cu_seqlens_k[batch];
-    found.keys = args.cu_seqlens_k[batch + 1] - found.first_key;
-  }
-  return found;
-}
-
-// Returns the keys that query `row` of a sequence sees.  A causal diagonal is aligned to the top-left or to the bottom-right
-// corner of S, a window to the bottom-right one.
-__device__ __forceinline__ VisibleKeys find_visible_keys(const FaForwardArgs& args, const Sequence& sequence, int64_t row) {
-  const int64_t position = sequence.position(row);
-  VisibleKeys keys = {0, sequence.keys};
-  if (args.causal != FA_CAUSAL_NONE) keys.end = min(keys.end, (args.causal == FA_CAUSAL_TOP_LEFT ? row : position) + 1);
-  if (args.features & FA_WINDOW_LEFT) keys.begin = max(keys.begin, position - args.window_left);
-  if (args.features & FA_WINDOW_RIGHT) keys.end = min(keys.end, position + args.window_right + 1);
-  return keys;
-}
-
-// Returns the score of a key with everything that changes scores, in their order; -inf hides the key.
-template <typename T>
-__device__ __forceinline__ float change_score(const FaForwardArgs& args, const Sequence& sequence, float s, int64_t batch,
-                                              int64_t head, int64_t row, int64_t key) {
-  const auto offset = [=](const FaStrides& stride) {
-    return batch * stride.batch + head * stride.head + row * stride.seq + key * stride.dim;
-  };
-  if (args.features & FA_SOFTCAP) s = args.softcap * tanhf(s / args.softcap);
-  if (args.features & FA_BIAS) s += to_float(static_cast<const T*>(args.bias)[offset(args.bias_stride)]);
-  if (args.features & FA_ALIBI) s -= args.alibi_slopes[head] * fabsf(static_cast<float>(key - sequence.position(row)));
-  if (args.features & FA_MASK && !args.mask[offset(args.mask_stride)]) s = -CUDART_INF_F;
-  return s;
-}
-
-// Where a key of a sequence is: its batch, or with pages its page, and the row there.
-struct Place {
-  int64_t block, row;
-
-  __device__ __forceinline__ int64_t offset(const FaStrides& stride) const { return block * stride.batch + row * stride.seq; }
-};
-
-template <bool IS_PLAIN>
-__device__ __forceinline__ Place find_key(const FaForwardArgs& args, const Sequence& sequence, int64_t batch, int64_t key) {
-  if (IS_PLAIN || !(args.features & FA_BLOCK_TABLE)) return {batch, sequence.first_key + key};
-  const uint32_t page_size = args.page_size, page = uint32_t(key) / page_size;
-  return {args.block_table[batch * args.block_table_stride + page], uint32_t(key) - page * page_size};
-}
-
-// The first element of a row, and the distance of its elements.
-template <typename T>
-struct Row {
-  T* first;
-  int64_t step;
-
-  __device__ __forceinline__ T& operator[](int64_t d) const { return first[d * step]; }
-};
-
-// The row of `name`, k or v, that a call brings as its new key `number`.
-template <typename T>
-__device__ __forceinline__ Row<const T> new_row(const void* rows, const FaStrides& stride, int64_t batch, int64_t kv_head,
-                                                int64_t number) {
-  const T* first = static_cast<const T*>(rows) + batch * stride.batch + kv_head * stride.head + number * stride.seq;
-  return {first, stride.dim};
-}
-
-// Writes new key `row` of a sequence, and its value, into the caches.  No thread reads them there.
-template <typename T, int HEAD_DIM>
-__device__ __forceinline__ void append(const FaForwardArgs& args, int64_t batch, int64_t kv_head, int64_t row, int64_t key) {
-  const Place place = find_key<false>(args, {}, batch, key);
-  const auto slot = [&](const void* cache, const FaStrides& stride) {
-    return Row<T>{static_cast<T*>(const_cast<void*>(cache)) + kv_head * stride.head + place.offset(stride), stride.dim};
-  };
-  const Row<T> k = slot(args.k, args.k_stride), v = slot(args.v, args.v_stride);
-  const Row<const T> k_new = new_row<T>(args.k_new, args.k_new_stride, batch, kv_head, row);
-  const Row<const T> v_new = new_row<T>(args.v_new, args.v_new_stride, batch, kv_head, row);
-  for (int d = 0; d < HEAD_DIM; ++d) k[d] = k_new[d];
-  for (int64_t d = 0; d < args.head_dim_v; ++d) v[d] = v_new[d];
-}
-
 // A block computes HEAD_DIM columns of the output.  The last one for a row ends at the last column, so that two blocks may
 // write the same results.  With IS_PLAIN, change_score changes nothing, V has HEAD_DIM columns, too, and there are neither pages
 // nor starts nor new keys.  K and V are a CACHE; one of single bytes has scales, and gets no new keys.
@@ -145,7 +40,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   const int64_t head = row_of_all_heads / args.seq_q % args.heads;
   const int64_t batch = row_of_all_heads / args.seq_q / args.heads;
   const int64_t kv_head = head / (args.heads / args.kv_heads);
-  const Sequence sequence = find_sequence<IS_PLAIN>(args, batch);
+  const fa::Sequence sequence = fa::find_sequence<IS_PLAIN>(args, batch);
   if (row >= sequence.queries) return;  // padding
   const int64_t row_in_memory = sequence.first_query + row;
   const int64_t column = IS_PLAIN ? 0 : min(int64_t(blockIdx.y) * HEAD_DIM, args.head_dim_v - HEAD_DIM);  // the first one
@@ -161,14 +56,14 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   // Of the heads that share a head of K and V, the first one appends, in the first block of columns.
   const int64_t first_new = !IS_PLAIN && args.features & FA_APPEND ? sequence.keys - args.seq_q : INT64_MAX;
   if (!IS_PLAIN && !HAS_SCALES && first_new != INT64_MAX && blockIdx.y == 0 && head % (args.heads / args.kv_heads) == 0) {
-    append<T, HEAD_DIM>(args, batch, kv_head, row, first_new + row);
+    fa::append<T, HEAD_DIM>(args, batch, kv_head, row, first_new + row);
   }
 
   // Load Q, scaled for exp2: exp(x) = 2^(x log2 e).  What changes scores comes between the scale and log2 e.
   const float q_scale = IS_PLAIN ? args.scale * CUDART_L2E_F : args.scale;
   float q[HEAD_DIM];
 #pragma unroll
-  for (int d = 0; d < HEAD_DIM; ++d) q[d] = to_float(q_gmem[d * args.q_stride.dim]) * q_scale;
+  for (int d = 0; d < HEAD_DIM; ++d) q[d] = fa::to_float(q_gmem[d * args.q_stride.dim]) * q_scale;
 
   // The sink is like a first key whose value is 0.
   const float sink = args.features & FA_SINK ? args.sink[head] * CUDART_L2E_F : -CUDART_INF_F;
@@ -176,18 +71,18 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   float m = fmaxf(sink, -FLT_MAX);  // running row max, in log2; never -inf, so that S - m is not NaN for a hidden key
   float l = exp2f(sink - m);        // running row sum
 
-  const VisibleKeys keys = find_visible_keys(args, sequence, row);
+  const fa::VisibleKeys keys = fa::find_visible_keys(args, sequence, row);
   for (int64_t key = keys.begin; key < keys.end; ++key) {
     // S = Q K^T
     float s = 0.0f;
-    const Place place = find_key<IS_PLAIN>(args, sequence, batch, key);
+    const fa::Place place = fa::find_key<IS_PLAIN>(args, sequence, batch, key);
     const bool is_new = !IS_PLAIN && !HAS_SCALES && key >= first_new;
-    Row<const CACHE> k = {k_gmem + place.offset(args.k_stride), args.k_stride.dim};
-    if (is_new) k = new_row<CACHE>(args.k_new, args.k_new_stride, batch, kv_head, key - first_new);
+    fa::Row<const CACHE> k = {k_gmem + place.offset(args.k_stride), args.k_stride.dim};
+    if (is_new) k = fa::new_row<CACHE>(args.k_new, args.k_new_stride, batch, kv_head, key - first_new);
 #pragma unroll
-    for (int d = 0; d < HEAD_DIM; ++d) s += q[d] * to_float(k[d]);
+    for (int d = 0; d < HEAD_DIM; ++d) s += q[d] * fa::to_float(k[d]);
     if (HAS_SCALES) s *= k_scales[place.offset(args.k_scale_stride)];
-    if (!IS_PLAIN) s = change_score<T>(args, sequence, s, batch, head, row, key) * CUDART_L2E_F;
+    if (!IS_PLAIN) s = fa::change_score<T>(args, sequence, s, batch, head, row, key) * CUDART_L2E_F;
 
     // row max
     const float m_new = fmaxf(m, s);
@@ -202,19 +97,19 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
 
     // O += P V
     if (HAS_SCALES) p *= v_scales[place.offset(args.v_scale_stride)];
-    Row<const CACHE> v = {v_gmem + place.offset(args.v_stride), args.v_stride.dim};
+    fa::Row<const CACHE> v = {v_gmem + place.offset(args.v_stride), args.v_stride.dim};
     if (is_new) {
-      v = new_row<CACHE>(args.v_new, args.v_new_stride, batch, kv_head, key - first_new);
+      v = fa::new_row<CACHE>(args.v_new, args.v_new_stride, batch, kv_head, key - first_new);
       v.first += column * v.step;
     }
 #pragma unroll
-    for (int d = 0; d < HEAD_DIM; ++d) o[d] = o[d] * rescale + p * to_float(v[d]);
+    for (int d = 0; d < HEAD_DIM; ++d) o[d] = o[d] * rescale + p * fa::to_float(v[d]);
   }
 
   // Normalise and store.  A row that sees neither a key nor a sink is zero, and its log-sum-exp is -inf.
   const float inverse_l = l == 0.0f ? 0.0f : 1.0f / l;
 #pragma unroll
-  for (int d = 0; d < HEAD_DIM; ++d) from_float(&out_gmem[d * args.out_stride.dim], o[d] * inverse_l);
+  for (int d = 0; d < HEAD_DIM; ++d) fa::from_float(&out_gmem[d * args.out_stride.dim], o[d] * inverse_l);
   const bool has_starts = !IS_PLAIN && args.features & FA_CU_SEQLENS_Q;
   const int64_t row_of_lse = has_starts ? head * args.rows_q + row_in_memory : row_of_all_heads;
   if (args.lse != nullptr) args.lse[row_of_lse] = l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * CUDART_LN2_F;

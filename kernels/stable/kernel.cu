@@ -6,18 +6,17 @@
 // tile:    BLOCK_M queries x BLOCK_N keys, BLOCK_M / NUM_WARPS queries per warp; 26 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, grouped heads, top-left and bottom-right causal masks; rows
 //          contiguous and aligned to VEC_WIDTH elements
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <math_constants.h>
 
-#include "fa_forward.h"
-#include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
+#include "fa/copy.cuh"
+#include "fa/entry.h"
+#include "fa/grid.h"
+#include "fa/tile.cuh"
+#include "fa/to_float.cuh"
 
-using fp16 = __half;
-using bf16 = __nv_bfloat16;
+using fa::WARP;
 
 constexpr int HEAD_DIM = 64;
-constexpr int WARP = 32;
 constexpr int PAD = 8;  // 16 bytes after each row shift the next row by four banks
 constexpr int THREADS = NUM_WARPS * WARP;
 constexpr int ROWS_PER_WARP = BLOCK_M / NUM_WARPS;
@@ -37,16 +36,9 @@ static_assert(BLOCK_N % WARP == 0, "every lane must own the same number of keys"
 static_assert(DIMS_PER_LANE == 2, "a lane reads its two dimensions of V with one load");
 static_assert(VEC_WIDTH == 1 || VEC_WIDTH == 2 || VEC_WIDTH == 4 || VEC_WIDTH == 8, "a load must be 2, 4, 8 or 16 bytes");
 
-__device__ __forceinline__ float to_float(fp16 x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ void from_float(fp16* x, float value) { *x = __float2half_rn(value); }
-__device__ __forceinline__ void from_float(bf16* x, float value) { *x = __float2bfloat16_rn(value); }
-
 // VEC_WIDTH adjacent elements of a row, loaded and stored with one instruction.
 template <typename T>
-struct alignas(sizeof(T) * VEC_WIDTH) Vector {
-  T data[VEC_WIDTH];
-};
+using Vector = fa::Vector<T, VEC_WIDTH>;
 
 template <typename T>
 struct Smem {
@@ -61,49 +53,6 @@ struct Smem {
 __device__ __forceinline__ float guarded_exp2(float x) {
   if (x == -CUDART_INF_F) return 0.0f;
   return isnan(x) ? x : exp2f(fminf(fmaxf(x, MIN_EXPONENT), 0.0f));
-}
-
-// The work of one thread block: BLOCK_M queries of one head, and all keys that they see.
-template <typename T>
-struct WorkTile {
-  const T* q_gmem;  // [seq_q, HEAD_DIM], row stride q_stride.seq
-  const T* k_gmem;  // [seq_k, HEAD_DIM]
-  const T* v_gmem;  // [seq_k, HEAD_DIM]
-  int first_query;
-  int seq_q, seq_k;
-  int diagonal;   // query i of the block sees keys [0, min(seq_k, diagonal + i))
-  int key_tiles;  // number of key tiles that any query of the block sees
-};
-
-template <typename T>
-__device__ WorkTile<T> make_work_tile(const FaForwardArgs& args, unsigned heads_per_kv_head) {
-  const unsigned head = blockIdx.x, batch = blockIdx.z;
-  const unsigned kv_head = head / heads_per_kv_head;
-  const int first_query = blockIdx.y * BLOCK_M, seq_q = args.seq_q, seq_k = args.seq_k;
-  const int shift = args.causal == FA_CAUSAL_BOTTOM_RIGHT ? seq_k - seq_q : 0;
-  const int diagonal = args.causal == FA_CAUSAL_NONE ? seq_k : first_query + shift + 1;
-  const int visible_keys = max(0, min(seq_k, diagonal + BLOCK_M - 1));
-  return {
-      static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head,
-      static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head,
-      static_cast<const T*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head,
-      first_query,
-      seq_q,
-      seq_k,
-      diagonal,
-      (visible_keys + BLOCK_N - 1) / BLOCK_N,
-  };
-}
-
-// Copies rows [first_row, first_row + ROWS) of a [seq, HEAD_DIM] tensor; rows from seq on are filled with zeros.
-template <int ROWS, typename T>
-__device__ void copy_rows(T (*to_smem)[HEAD_DIM + PAD], const T* from_gmem, int64_t row_stride, int first_row, int seq) {
-  for (int i = threadIdx.x; i < ROWS * HEAD_DIM / VEC_WIDTH; i += THREADS) {
-    const int row = i / (HEAD_DIM / VEC_WIDTH), column = i % (HEAD_DIM / VEC_WIDTH) * VEC_WIDTH;
-    Vector<T> elements = {};
-    if (first_row + row < seq) elements = *reinterpret_cast<const Vector<T>*>(from_gmem + (first_row + row) * row_stride + column);
-    *reinterpret_cast<Vector<T>*>(&to_smem[row][column]) = elements;
-  }
 }
 
 // Combines the values of the 32 lanes of a warp; every lane gets the result.
@@ -140,13 +89,13 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) stable_kernel(const FaForwardArgs args, unsigned heads_per_kv_head) {
   __shared__ Smem<T> smem;
   const int warp_index = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  const WorkTile<T> work = make_work_tile<T>(args, heads_per_kv_head);
+  const fa::WorkTile<T> work = fa::make_work_tile<T, BLOCK_M, BLOCK_N>(args, heads_per_kv_head);
   const auto max_op = [](float a, float b) { return fmaxf(a, b); };
   const auto sum_op = [](float a, float b) { return a + b; };
 
   // Load Q.
   const float scale_log2 = args.scale * CUDART_L2E_F;  // exp(x) = 2^(x log2 e)
-  copy_rows<BLOCK_M>(smem.q, work.q_gmem, args.q_stride.seq, work.first_query, work.seq_q);
+  fa::copy_rows<BLOCK_M, HEAD_DIM, VEC_WIDTH, THREADS>(smem.q, work.q_gmem, args.q_stride.seq, work.first_query, work.seq_q);
 
   float o[ROWS_PER_WARP][DIMS_PER_LANE] = {};
   float m[ROWS_PER_WARP];       // running row max, in log2
@@ -158,8 +107,8 @@ __global__ void __launch_bounds__(THREADS) stable_kernel(const FaForwardArgs arg
 
     // Load K and V.
     __syncthreads();  // all threads are done with the previous tile
-    copy_rows<BLOCK_N>(smem.k, work.k_gmem, args.k_stride.seq, first_key, work.seq_k);
-    copy_rows<BLOCK_N>(smem.v, work.v_gmem, args.v_stride.seq, first_key, work.seq_k);
+    fa::copy_rows<BLOCK_N, HEAD_DIM, VEC_WIDTH, THREADS>(smem.k, work.k_gmem, args.k_stride.seq, first_key, work.seq_k);
+    fa::copy_rows<BLOCK_N, HEAD_DIM, VEC_WIDTH, THREADS>(smem.v, work.v_gmem, args.v_stride.seq, first_key, work.seq_k);
     __syncthreads();  // Q, K and V are visible to all threads
 
 #pragma unroll
@@ -176,7 +125,7 @@ __global__ void __launch_bounds__(THREADS) stable_kernel(const FaForwardArgs arg
         for (int n = 0; n < KEYS_PER_LANE; ++n) {
           const Vector<T> k = *reinterpret_cast<const Vector<T>*>(&smem.k[n * WARP + lane][d]);
 #pragma unroll
-          for (int i = 0; i < VEC_WIDTH; ++i) s[n] += to_float(q.data[i]) * to_float(k.data[i]);
+          for (int i = 0; i < VEC_WIDTH; ++i) s[n] += fa::to_float(q.data[i]) * fa::to_float(k.data[i]);
         }
       }
 
@@ -213,7 +162,7 @@ __global__ void __launch_bounds__(THREADS) stable_kernel(const FaForwardArgs arg
       for (int key = 0; key < BLOCK_N; ++key) {
         const float p = smem.p[warp_index][key];
 #pragma unroll
-        for (int i = 0; i < DIMS_PER_LANE; ++i) o[r][i] += p * to_float(smem.v[key][lane * DIMS_PER_LANE + i]);
+        for (int i = 0; i < DIMS_PER_LANE; ++i) o[r][i] += p * fa::to_float(smem.v[key][lane * DIMS_PER_LANE + i]);
       }
       sync_row<0>();  // P may be overwritten
     }
@@ -229,43 +178,18 @@ __global__ void __launch_bounds__(THREADS) stable_kernel(const FaForwardArgs arg
     const float inverse_l = 1.0f / (l[r] + EPSILON);  // no key seen: 0 / EPSILON = 0
 #pragma unroll
     for (int i = 0; i < DIMS_PER_LANE; ++i) {
-      from_float(&out_gmem[query * args.out_stride.seq + lane * DIMS_PER_LANE + i], o[r][i] * inverse_l);
+      fa::from_float(&out_gmem[query * args.out_stride.seq + lane * DIMS_PER_LANE + i], o[r][i] * inverse_l);
     }
     if (args.lse != nullptr && lane == 0) lse_gmem[query] = l[r] == 0.0f ? -CUDART_INF_F : (m[r] + log2f(l[r])) * CUDART_LN2_F;
   }
 }
 
-// Whether every row of a tensor can be accessed with aligned loads of VEC_WIDTH elements.
-bool is_vector_aligned(const void* data, const FaStrides& stride) {
-  // The bitwise OR of the strides is divisible by a power of two if and only if every stride is.
-  const int64_t strides_or = stride.batch | stride.head | stride.seq;
-  return stride.dim == 1 && strides_or % VEC_WIDTH == 0 && reinterpret_cast<uintptr_t>(data) % (2 * VEC_WIDTH) == 0;
-}
-
-template <typename T>
+template <typename T, int>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  const bool aligned = is_vector_aligned(args->q, args->q_stride) && is_vector_aligned(args->k, args->k_stride) &&
-                       is_vector_aligned(args->v, args->v_stride) && is_vector_aligned(args->out, args->out_stride);
-  if (!aligned) {
-    return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of %d bytes", 2 * VEC_WIDTH);
-  }
-  const int64_t blocks_per_head = (args->seq_q + BLOCK_M - 1) / BLOCK_M;
-  if (args->heads > INT32_MAX || args->batch > UINT16_MAX || blocks_per_head > UINT16_MAX || args->seq_k > INT32_MAX / 2) {
-    return fa_refuse(args, "the shape is too large: batch %lld (at most %d), heads %lld (at most %d), seq_q %lld (at most %d), "
-                           "seq_k %lld (below 2^30)",
-                     static_cast<long long>(args->batch), UINT16_MAX, static_cast<long long>(args->heads), INT32_MAX,
-                     static_cast<long long>(args->seq_q), UINT16_MAX * BLOCK_M, static_cast<long long>(args->seq_k));
-  }
-  const dim3 grid(static_cast<unsigned>(args->heads), static_cast<unsigned>(blocks_per_head), static_cast<unsigned>(args->batch));
+  dim3 grid;
+  if (int status = fa::make_grid(args, BLOCK_M, VEC_WIDTH, &grid)) return status;
   stable_kernel<T><<<grid, THREADS, 0, stream>>>(fa_copy_args(args), static_cast<unsigned>(args->heads / args->kv_heads));
   return static_cast<int>(cudaPeekAtLastError());
 }
 
-FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
-  if (int status = fa_check_abi(args)) return status;
-#define LAUNCH_IF(DTYPE, HEAD_DIM_) \
-  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) return launch<DTYPE>(args, stream);
-  FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
-#undef LAUNCH_IF
-  return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));
-}
+FA_FORWARD(launch)

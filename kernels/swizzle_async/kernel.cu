@@ -6,25 +6,21 @@
 // tile:    BLOCK_M queries x BLOCK_N keys, 16 queries per warp; 40 KB of shared memory per block (D = 64), 80 KB (D = 128)
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped
 //          heads; rows contiguous and 16-byte aligned
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <float.h>
 #include <math_constants.h>
 
+#include "fa/entry.h"
+#include "fa/epilogue.cuh"
+#include "fa/grid.h"
 #include "fa/launch.h"
 #include "fa/ptx.cuh"
+#include "fa/softmax.cuh"
 #include "fa/swizzle.cuh"
+#include "fa/tile.cuh"
 #include "fa/warp.cuh"
-#include "fa_forward.h"
-#include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
 
-using fp16 = __half;
-using bf16 = __nv_bfloat16;
+using fa::MMA_K, fa::MMA_M, fa::MMA_N, fa::QUAD, fa::VECTOR, fa::WARP;
 
-constexpr int WARP = 32;
-constexpr int QUAD = 4;                // lanes that share a row of an mma fragment
-constexpr int MMA_M = 16, MMA_N = 8, MMA_K = 16;
-constexpr int VECTOR = 8;              // 16-bit elements in 16 bytes
 constexpr int WARPS = BLOCK_M / MMA_M;
 constexpr int THREADS = WARPS * WARP;
 constexpr int N_TILES = BLOCK_N / MMA_N;
@@ -40,38 +36,6 @@ struct Smem {
   T v[STAGES][BLOCK_N * HEAD_DIM];
 };
 
-// The work of one thread block: BLOCK_M queries of one head, and all keys that they see.
-template <typename T>
-struct WorkTile {
-  const T* q_gmem;  // [seq_q, HEAD_DIM], row stride q_stride.seq
-  const T* k_gmem;  // [seq_k, HEAD_DIM]
-  const T* v_gmem;  // [seq_k, HEAD_DIM]
-  int first_query;
-  int seq_q, seq_k;
-  int diagonal;   // query i of the block sees keys [0, min(seq_k, diagonal + i))
-  int key_tiles;  // number of key tiles that any query of the block sees
-};
-
-template <typename T>
-__device__ WorkTile<T> make_work_tile(const FaForwardArgs& args, unsigned heads_per_kv_head) {
-  const unsigned head = blockIdx.x, batch = blockIdx.z;
-  const unsigned kv_head = head / heads_per_kv_head;
-  const int first_query = blockIdx.y * BLOCK_M, seq_q = args.seq_q, seq_k = args.seq_k;
-  const int shift = args.causal == FA_CAUSAL_BOTTOM_RIGHT ? seq_k - seq_q : 0;
-  const int diagonal = args.causal == FA_CAUSAL_NONE ? seq_k : first_query + shift + 1;
-  const int visible_keys = max(0, min(seq_k, diagonal + BLOCK_M - 1));
-  return {
-      static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head,
-      static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head,
-      static_cast<const T*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head,
-      first_query,
-      seq_q,
-      seq_k,
-      diagonal,
-      (visible_keys + BLOCK_N - 1) / BLOCK_N,
-  };
-}
-
 // Copies rows [first_row, first_row + ROWS) of a [seq, HEAD_DIM] tensor; rows from seq on are filled with zeros.
 template <int ROWS, int HEAD_DIM, typename T>
 __device__ void copy_rows(T* to_smem, const T* from_gmem, int64_t row_stride, int first_row, int seq) {
@@ -86,7 +50,7 @@ __device__ void copy_rows(T* to_smem, const T* from_gmem, int64_t row_stride, in
 
 // Load K and V of one tile into its stage, as one cp.async group.  Past the last tile the group is empty.
 template <typename T, int HEAD_DIM>
-__device__ void load_kv(Smem<T, HEAD_DIM>& smem, const WorkTile<T>& work, const FaForwardArgs& args, int key_tile) {
+__device__ void load_kv(Smem<T, HEAD_DIM>& smem, const fa::WorkTile<T>& work, const FaForwardArgs& args, int key_tile) {
   const int stage = key_tile % STAGES, first_key = key_tile * BLOCK_N;
   if (key_tile < work.key_tiles) {
     copy_rows<BLOCK_N, HEAD_DIM>(smem.k[stage], work.k_gmem, args.k_stride.seq, first_key, work.seq_k);
@@ -100,7 +64,7 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
   extern __shared__ __align__(128) unsigned char smem_bytes[];
   Smem<T, HEAD_DIM>& smem = *reinterpret_cast<Smem<T, HEAD_DIM>*>(smem_bytes);
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  const WorkTile<T> work = make_work_tile<T>(args, heads_per_kv_head);
+  const fa::WorkTile<T> work = fa::make_work_tile<T, BLOCK_M, BLOCK_N>(args, heads_per_kv_head);
   const int lane_row = warp * MMA_M + lane / QUAD;  // this lane holds rows lane_row and lane_row + 8 of S, P and O
   // exp(scale s) = 2^(scale_log2 s).  The sign of the scale is applied to Q, so the largest score can be found before scaling.
   // A scale of zero becomes FLT_MIN: all keys still get equal weights, and -inf * scale stays -inf.
@@ -152,34 +116,20 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
 
     // mask; only tiles that cross the diagonal or the last key need it
     if (first_key + BLOCK_N > min(work.seq_k, work.diagonal)) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int limit = min(work.seq_k, work.diagonal + lane_row + i / 2 * 8) - first_key;
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) {
-          if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[n][i] = -CUDART_INF_F;
-        }
-      }
+      fa::mask(s, work.seq_k, work.diagonal + lane_row, first_key, lane);
     }
 
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       // row max
-      float m_new = m[r];
-#pragma unroll
-      for (int n = 0; n < N_TILES; ++n) m_new = fmaxf(m_new, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-      m_new = fa::max_of_quad(m_new);
+      const float m_new = fa::max_of_row(s, r, m[r]);
       const float m_log2 = m_new == -CUDART_INF_F ? 0.0f : m_new * scale_log2;  // no key seen yet: exp2(-inf - 0) = 0
 
       // rescale
       const float rescale = fa::ex2_approx_ftz(m[r] * scale_log2 - m_log2);
       m[r] = m_new;
       l[r] *= rescale;
-#pragma unroll
-      for (int d = 0; d < HEAD_DIM / MMA_N; ++d) {
-        o[d][2 * r] *= rescale;
-        o[d][2 * r + 1] *= rescale;
-      }
+      fa::scale_row(o, r, rescale);
 
       // P = exp2(S - m), row sum
 #pragma unroll
@@ -213,15 +163,8 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
   for (int r = 0; r < 2; ++r) {
     const int query = work.first_query + lane_row + r * 8;
     const float sum = fa::sum_of_quad(l[r]);
-    const float inverse_l = sum == 0.0f ? 0.0f : 1.0f / sum;
-#pragma unroll
-    for (int d = 0; d < HEAD_DIM / MMA_N; ++d) {
-      o[d][2 * r] *= inverse_l;
-      o[d][2 * r + 1] *= inverse_l;
-    }
-    if (args.lse != nullptr && lane % QUAD == 0 && query < work.seq_q) {
-      lse_gmem[query] = sum == 0.0f ? -CUDART_INF_F : (m[r] * scale_log2 + log2f(sum)) * CUDART_LN2_F;
-    }
+    fa::scale_row(o, r, fa::inverse_of(sum));
+    if (args.lse != nullptr && lane % QUAD == 0 && query < work.seq_q) lse_gmem[query] = fa::lse_of(m[r], scale_log2, sum);
 
     // Store.  The lanes of a quad exchange registers, so that each lane stores 16 contiguous bytes.
 #pragma unroll
@@ -237,41 +180,15 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
   }
 }
 
-// Whether every row of a tensor can be accessed with aligned 16-byte copies.
-bool is_vector_aligned(const void* data, const FaStrides& stride) {
-  // The bitwise OR of the strides is divisible by a power of two if and only if every stride is.
-  const int64_t strides_or = stride.batch | stride.head | stride.seq;
-  return stride.dim == 1 && strides_or % VECTOR == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
-}
-
 template <typename T, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  const bool aligned = is_vector_aligned(args->q, args->q_stride) && is_vector_aligned(args->k, args->k_stride) &&
-                       is_vector_aligned(args->v, args->v_stride) && is_vector_aligned(args->out, args->out_stride);
-  if (!aligned) return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of 16 bytes");
-  const int64_t blocks_per_head = (args->seq_q + BLOCK_M - 1) / BLOCK_M;
-  if (args->heads > INT32_MAX || args->batch > UINT16_MAX || blocks_per_head > UINT16_MAX || args->seq_k > INT32_MAX / 2) {
-    return fa_refuse(args, "the shape is too large: batch %lld (at most %d), heads %lld (at most %d), seq_q %lld (at most %d), "
-                           "seq_k %lld (below 2^30)",
-                     static_cast<long long>(args->batch), UINT16_MAX, static_cast<long long>(args->heads), INT32_MAX,
-                     static_cast<long long>(args->seq_q), UINT16_MAX * BLOCK_M, static_cast<long long>(args->seq_k));
-  }
-  auto* kernel = &swizzle_async_kernel<T, HEAD_DIM>;
+  dim3 grid;
+  if (int status = fa::make_grid(args, BLOCK_M, VECTOR, &grid)) return status;
+  constexpr auto kernel = &swizzle_async_kernel<T, HEAD_DIM>;
   constexpr int smem_bytes = sizeof(Smem<T, HEAD_DIM>);
-  static fa::OncePerDevice allow_smem;
-  if (int status = allow_smem([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
-    return status;
-  }
-  const dim3 grid(static_cast<unsigned>(args->heads), static_cast<unsigned>(blocks_per_head), static_cast<unsigned>(args->batch));
+  if (int status = fa::allow_smem<kernel>(args, smem_bytes)) return status;
   kernel<<<grid, THREADS, smem_bytes, stream>>>(fa_copy_args(args), static_cast<unsigned>(args->heads / args->kv_heads));
   return static_cast<int>(cudaPeekAtLastError());
 }
 
-FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
-  if (int status = fa_check_abi(args)) return status;
-#define LAUNCH_IF(DTYPE, HEAD_DIM) \
-  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM) return launch<DTYPE, HEAD_DIM>(args, stream);
-  FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
-#undef LAUNCH_IF
-  return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));
-}
+FA_FORWARD(launch)

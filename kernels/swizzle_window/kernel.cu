@@ -7,25 +7,22 @@
 // tile:    BLOCK_M queries x BLOCK_N keys, 16 queries per warp; 40 KB of shared memory per block (D = 64), 80 KB (D = 128)
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped
 //          heads; rows contiguous and 16-byte aligned; windows and sinks
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <float.h>
 #include <math_constants.h>
 
+#include "fa/copy.cuh"
+#include "fa/entry.h"
+#include "fa/epilogue.cuh"
+#include "fa/grid.h"
 #include "fa/launch.h"
 #include "fa/ptx.cuh"
+#include "fa/softmax.cuh"
 #include "fa/swizzle.cuh"
+#include "fa/tile.cuh"
 #include "fa/warp.cuh"
-#include "fa_forward.h"
-#include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
 
-using fp16 = __half;
-using bf16 = __nv_bfloat16;
+using fa::MMA_K, fa::MMA_M, fa::MMA_N, fa::QUAD, fa::WARP;
 
-constexpr int WARP = 32;
-constexpr int QUAD = 4;                // lanes that share a row of an mma fragment
-constexpr int MMA_M = 16, MMA_N = 8, MMA_K = 16;
-constexpr int VECTOR = 8;              // 16-bit elements in 16 bytes
 constexpr int WARPS = BLOCK_M / MMA_M;
 constexpr int THREADS = WARPS * WARP;
 constexpr int N_TILES = BLOCK_N / MMA_N;
@@ -90,25 +87,13 @@ __device__ WorkTile<T> make_work_tile(const FaForwardArgs& args, unsigned heads_
   };
 }
 
-// Copies rows [first_row, first_row + ROWS) of a [seq, HEAD_DIM] tensor; rows from seq on are filled with zeros.
-template <int ROWS, int HEAD_DIM, typename T>
-__device__ void copy_rows(T* to_smem, const T* from_gmem, int64_t row_stride, int first_row, int seq) {
-#pragma unroll
-  for (int i = 0; i < ROWS * HEAD_DIM / VECTOR; i += THREADS) {
-    const int row = (i + threadIdx.x) / (HEAD_DIM / VECTOR), column = (i + threadIdx.x) % (HEAD_DIM / VECTOR) * VECTOR;
-    if (ROWS * HEAD_DIM / VECTOR % THREADS != 0 && row >= ROWS) break;
-    const T* elements_gmem = from_gmem + (first_row + row) * row_stride + column;
-    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column), elements_gmem, first_row + row < seq);
-  }
-}
-
 // Load K and V of one tile into its stage, as one cp.async group.  Past the last tile the group is empty.
 template <typename T, int HEAD_DIM>
 __device__ void load_kv(Smem<T, HEAD_DIM>& smem, const WorkTile<T>& work, const FaForwardArgs& args, int key_tile) {
   const int stage = key_tile % STAGES, first_key = key_tile * BLOCK_N;
   if (key_tile < work.end_tile) {
-    copy_rows<BLOCK_N, HEAD_DIM>(smem.k[stage], work.k_gmem, args.k_stride.seq, first_key, work.seq_k);
-    copy_rows<BLOCK_N, HEAD_DIM>(smem.v[stage], work.v_gmem, args.v_stride.seq, first_key, work.seq_k);
+    fa::copy_rows_async<BLOCK_N, HEAD_DIM, THREADS>(smem.k[stage], work.k_gmem, args.k_stride.seq, first_key, work.seq_k);
+    fa::copy_rows_async<BLOCK_N, HEAD_DIM, THREADS>(smem.v[stage], work.v_gmem, args.v_stride.seq, first_key, work.seq_k);
   }
   fa::cp_async_commit_group();
 }
@@ -126,7 +111,7 @@ __global__ void __launch_bounds__(THREADS) swizzle_window_kernel(const FaForward
   const uint32_t q_sign_bits = args.scale < 0.0f ? 0x80008000u : 0u;
 
   // Load Q, then the first STAGES - 1 tiles of K and V.
-  copy_rows<BLOCK_M, HEAD_DIM>(smem.q, work.q_gmem, args.q_stride.seq, work.first_query, work.seq_q);
+  fa::copy_rows_async<BLOCK_M, HEAD_DIM, THREADS>(smem.q, work.q_gmem, args.q_stride.seq, work.first_query, work.seq_q);
   fa::cp_async_commit_group();
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i) load_kv<T, HEAD_DIM>(smem, work, args, work.first_tile + i);
@@ -170,14 +155,7 @@ __global__ void __launch_bounds__(THREADS) swizzle_window_kernel(const FaForward
 
     // mask; only tiles that cross the diagonal or the last key need it
     if (first_key + BLOCK_N > min(work.seq_k, work.diagonal)) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int limit = min(work.seq_k, work.diagonal + lane_row + i / 2 * 8) - first_key;
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) {
-          if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[n][i] = -CUDART_INF_F;
-        }
-      }
+      fa::mask(s, work.seq_k, work.diagonal + lane_row, first_key, lane);
     }
     // and only tiles in which the window of a query begins
     if (MISTAKE != BEGIN_NOT_MASKED && first_key < work.begin + BLOCK_M - 1) {
@@ -194,21 +172,14 @@ __global__ void __launch_bounds__(THREADS) swizzle_window_kernel(const FaForward
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       // row max
-      float m_new = m[r];
-#pragma unroll
-      for (int n = 0; n < N_TILES; ++n) m_new = fmaxf(m_new, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-      m_new = fa::max_of_quad(m_new);
+      const float m_new = fa::max_of_row(s, r, m[r]);
       const float m_log2 = m_new == -CUDART_INF_F ? 0.0f : m_new * scale_log2;  // no key seen yet: exp2(-inf - 0) = 0
 
       // rescale
       const float rescale = fa::ex2_approx_ftz(m[r] * scale_log2 - m_log2);
       m[r] = m_new;
       l[r] *= rescale;
-#pragma unroll
-      for (int d = 0; d < HEAD_DIM / MMA_N; ++d) {
-        o[d][2 * r] *= rescale;
-        o[d][2 * r + 1] *= rescale;
-      }
+      fa::scale_row(o, r, rescale);
 
       // P = exp2(S - m), row sum
 #pragma unroll
@@ -247,15 +218,8 @@ __global__ void __launch_bounds__(THREADS) swizzle_window_kernel(const FaForward
     const float m_log2 = fmaxf(m_row, -FLT_MAX);
     const float weight = exp2f(m_keys - m_log2);  // of the keys; may be subnormal, as an output in bf16 may be
     const float sum = fa::sum_of_quad(l[r]) * weight + exp2f(sink - m_log2);
-    const float inverse_l = sum == 0.0f ? 0.0f : weight / sum;
-#pragma unroll
-    for (int d = 0; d < HEAD_DIM / MMA_N; ++d) {
-      o[d][2 * r] *= inverse_l;
-      o[d][2 * r + 1] *= inverse_l;
-    }
-    if (args.lse != nullptr && lane % QUAD == 0 && query < work.seq_q) {
-      lse_gmem[query] = sum == 0.0f ? -CUDART_INF_F : (m_log2 + log2f(sum)) * CUDART_LN2_F;
-    }
+    fa::scale_row(o, r, sum == 0.0f ? 0.0f : weight / sum);
+    if (args.lse != nullptr && lane % QUAD == 0 && query < work.seq_q) lse_gmem[query] = fa::lse_of(m_log2, sum);
 
     // Store.  The lanes of a quad exchange registers, so that each lane stores 16 contiguous bytes.
 #pragma unroll
@@ -271,32 +235,13 @@ __global__ void __launch_bounds__(THREADS) swizzle_window_kernel(const FaForward
   }
 }
 
-// Whether every row of a tensor can be accessed with aligned 16-byte copies.
-bool is_vector_aligned(const void* data, const FaStrides& stride) {
-  // The bitwise OR of the strides is divisible by a power of two if and only if every stride is.
-  const int64_t strides_or = stride.batch | stride.head | stride.seq;
-  return stride.dim == 1 && strides_or % VECTOR == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
-}
-
 template <typename T, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  const bool aligned = is_vector_aligned(args->q, args->q_stride) && is_vector_aligned(args->k, args->k_stride) &&
-                       is_vector_aligned(args->v, args->v_stride) && is_vector_aligned(args->out, args->out_stride);
-  if (!aligned) return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of 16 bytes");
-  const int64_t blocks_per_head = (args->seq_q + BLOCK_M - 1) / BLOCK_M;
-  if (args->heads > INT32_MAX || args->batch > UINT16_MAX || blocks_per_head > UINT16_MAX || args->seq_k > INT32_MAX / 2) {
-    return fa_refuse(args, "the shape is too large: batch %lld (at most %d), heads %lld (at most %d), seq_q %lld (at most %d), "
-                           "seq_k %lld (below 2^30)",
-                     static_cast<long long>(args->batch), UINT16_MAX, static_cast<long long>(args->heads), INT32_MAX,
-                     static_cast<long long>(args->seq_q), UINT16_MAX * BLOCK_M, static_cast<long long>(args->seq_k));
-  }
-  auto* kernel = &swizzle_window_kernel<T, HEAD_DIM>;
+  dim3 grid;
+  if (int status = fa::make_grid(args, BLOCK_M, fa::VECTOR, &grid)) return status;
+  constexpr auto kernel = &swizzle_window_kernel<T, HEAD_DIM>;
   constexpr int smem_bytes = sizeof(Smem<T, HEAD_DIM>);
-  static fa::OncePerDevice allow_smem;
-  if (int status = allow_smem([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
-    return status;
-  }
-  const dim3 grid(static_cast<unsigned>(args->heads), static_cast<unsigned>(blocks_per_head), static_cast<unsigned>(args->batch));
+  if (int status = fa::allow_smem<kernel>(args, smem_bytes)) return status;
   kernel<<<grid, THREADS, smem_bytes, stream>>>(fa_copy_args(args), static_cast<unsigned>(args->heads / args->kv_heads));
   return static_cast<int>(cudaPeekAtLastError());
 }

@@ -7,22 +7,18 @@
 // tile:    BLOCK_M queries x BLOCK_N keys, 16 queries per warp; 54 KB of shared memory per block (D = 64), 94 KB (D = 128)
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped
 //          heads; rows contiguous and 16-byte aligned
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <math_constants.h>
 #include <mma.h>
 
+#include "fa/entry.h"
+#include "fa/grid.h"
 #include "fa/launch.h"
-#include "fa_forward.h"
-#include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
+#include "fa/tile.cuh"
 
 namespace wmma = nvcuda::wmma;
-using fp16 = __half;
-using bf16 = __nv_bfloat16;
+using fa::VECTOR, fa::WARP;
 
-constexpr int WARP = 32;
 constexpr int WMMA_TILE = 16;          // wmma's M, N and K
-constexpr int VECTOR = 8;              // 16-bit elements in 16 bytes
 constexpr int PAD = 8;                 // 16 bytes after each row shift the next row by four banks
 constexpr int WARPS = BLOCK_M / WMMA_TILE;
 constexpr int THREADS = WARPS * WARP;
@@ -42,38 +38,6 @@ struct Smem {
   T p[BLOCK_M][BLOCK_N + PAD];
   alignas(32) float s[BLOCK_M][(BLOCK_N > HEAD_DIM ? BLOCK_N : HEAD_DIM) + PAD];  // S, and later P V of the same tile
 };
-
-// The work of one thread block: BLOCK_M queries of one head, and all keys that they see.
-template <typename T>
-struct WorkTile {
-  const T* q_gmem;  // [seq_q, HEAD_DIM], row stride q_stride.seq
-  const T* k_gmem;  // [seq_k, HEAD_DIM]
-  const T* v_gmem;  // [seq_k, HEAD_DIM]
-  int first_query;
-  int seq_q, seq_k;
-  int diagonal;   // query i of the block sees keys [0, min(seq_k, diagonal + i))
-  int key_tiles;  // number of key tiles that any query of the block sees
-};
-
-template <typename T>
-__device__ WorkTile<T> make_work_tile(const FaForwardArgs& args, unsigned heads_per_kv_head) {
-  const unsigned head = blockIdx.x, batch = blockIdx.z;
-  const unsigned kv_head = head / heads_per_kv_head;
-  const int first_query = blockIdx.y * BLOCK_M, seq_q = args.seq_q, seq_k = args.seq_k;
-  const int shift = args.causal == FA_CAUSAL_BOTTOM_RIGHT ? seq_k - seq_q : 0;
-  const int diagonal = args.causal == FA_CAUSAL_NONE ? seq_k : first_query + shift + 1;
-  const int visible_keys = max(0, min(seq_k, diagonal + BLOCK_M - 1));
-  return {
-      static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head,
-      static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head,
-      static_cast<const T*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head,
-      first_query,
-      seq_q,
-      seq_k,
-      diagonal,
-      (visible_keys + BLOCK_N - 1) / BLOCK_N,
-  };
-}
 
 // Copies rows [first_row, first_row + ROWS) of a [seq, HEAD_DIM] tensor; rows from seq on are filled with zeros.
 template <int ROWS, int HEAD_DIM, typename T>
@@ -109,7 +73,7 @@ __global__ void __launch_bounds__(THREADS) wmma_kernel(const FaForwardArgs args,
   extern __shared__ __align__(128) unsigned char smem_bytes[];
   Smem<T, HEAD_DIM>& smem = *reinterpret_cast<Smem<T, HEAD_DIM>*>(smem_bytes);
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  const WorkTile<T> work = make_work_tile<T>(args, heads_per_kv_head);
+  const fa::WorkTile<T> work = fa::make_work_tile<T, BLOCK_M, BLOCK_N>(args, heads_per_kv_head);
   const int warp_row = warp * WMMA_TILE;                 // first of the 16 rows of S, P and O of this warp
   const int lane_row = warp_row + lane / LANES_PER_ROW;  // first of this lane's rows, which are ROWS_PER_PASS apart
   const int lane_column = lane % LANES_PER_ROW * 4;      // first of this lane's columns: 4 of every COLUMNS
@@ -245,41 +209,15 @@ __global__ void __launch_bounds__(THREADS) wmma_kernel(const FaForwardArgs args,
   }
 }
 
-// Whether every row of a tensor can be accessed with aligned 16-byte copies.
-bool is_vector_aligned(const void* data, const FaStrides& stride) {
-  // The bitwise OR of the strides is divisible by a power of two if and only if every stride is.
-  const int64_t strides_or = stride.batch | stride.head | stride.seq;
-  return stride.dim == 1 && strides_or % VECTOR == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
-}
-
 template <typename T, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  const bool aligned = is_vector_aligned(args->q, args->q_stride) && is_vector_aligned(args->k, args->k_stride) &&
-                       is_vector_aligned(args->v, args->v_stride) && is_vector_aligned(args->out, args->out_stride);
-  if (!aligned) return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of 16 bytes");
-  const int64_t blocks_per_head = (args->seq_q + BLOCK_M - 1) / BLOCK_M;
-  if (args->heads > INT32_MAX || args->batch > UINT16_MAX || blocks_per_head > UINT16_MAX || args->seq_k > INT32_MAX / 2) {
-    return fa_refuse(args, "the shape is too large: batch %lld (at most %d), heads %lld (at most %d), seq_q %lld (at most %d), "
-                           "seq_k %lld (below 2^30)",
-                     static_cast<long long>(args->batch), UINT16_MAX, static_cast<long long>(args->heads), INT32_MAX,
-                     static_cast<long long>(args->seq_q), UINT16_MAX * BLOCK_M, static_cast<long long>(args->seq_k));
-  }
-  auto* kernel = &wmma_kernel<T, HEAD_DIM>;
+  dim3 grid;
+  if (int status = fa::make_grid(args, BLOCK_M, VECTOR, &grid)) return status;
+  constexpr auto kernel = &wmma_kernel<T, HEAD_DIM>;
   constexpr int smem_bytes = sizeof(Smem<T, HEAD_DIM>);
-  static fa::OncePerDevice allow_smem;
-  if (int status = allow_smem([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
-    return status;
-  }
-  const dim3 grid(static_cast<unsigned>(args->heads), static_cast<unsigned>(blocks_per_head), static_cast<unsigned>(args->batch));
+  if (int status = fa::allow_smem<kernel>(args, smem_bytes)) return status;
   kernel<<<grid, THREADS, smem_bytes, stream>>>(fa_copy_args(args), static_cast<unsigned>(args->heads / args->kv_heads));
   return static_cast<int>(cudaPeekAtLastError());
 }
 
-FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
-  if (int status = fa_check_abi(args)) return status;
-#define LAUNCH_IF(DTYPE, HEAD_DIM) \
-  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM) return launch<DTYPE, HEAD_DIM>(args, stream);
-  FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
-#undef LAUNCH_IF
-  return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));
-}
+FA_FORWARD(launch)

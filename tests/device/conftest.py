@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -69,7 +70,8 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def build_source(write_variant: WriteVariant, shared_cache: Path, tmp_path: Path) -> BuildSource:
-    """`build_source("name", source)`: build a source; returns the variant and the path of its library."""
+    """`build_source("name", source)`: build a source, which may include `fa/`; returns the variant and its library."""
+    shutil.copytree(Path(__file__).parents[2] / "kernels" / "include", tmp_path / "kernels" / "include")
 
     def build(name: str, source: str, manifest: str = MANIFEST) -> Built:
         folder = write_variant(name, manifest=manifest, **{"kernel.cu": HEADER + source})

@@ -38,7 +38,9 @@ def build(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Build
     variants = discover((KERNELS, SELFTEST_KERNELS)).variants
     builds: dict[tuple[object, ...], Emulated] = {}
 
-    def build_once(name: str, *head_dims: int, dtypes: tuple[str, ...] = ("fp16", "e4m3"), **defines: int) -> Emulated:
+    def build_once(
+        name: str, *head_dims: int, dtypes: tuple[str, ...] = ("fp16", "e4m3"), **defines: int | str
+    ) -> Emulated:
         key = (name, head_dims, dtypes, frozenset(defines.items()))
         if key not in builds:
             fitting = [pair for pair in variants[name].instantiations if pair[0] in dtypes]

@@ -41,6 +41,14 @@ DECODE_RUNGS = (
 )
 # Two clusters of 16 blocks share the keys.
 SEVERAL_CLUSTERS, SMS, BLOCKS = "b1h1s1d128-fp16-sk9001", 40, 48
+SHORT_SHAPES = (*(each for each in SHAPES if "d64" in each[0]), ("b1h2s100d64-fp16-sk1500", 132))
+SHORT_BARRIERS = {
+    "cluster_early": ("K_FULL", "V_FULL", "GROUP_PARTIALS_STORED", "PEER_PARTIAL_FULL"),
+    "cluster_tiles": ("K_FULL", "V_FULL", "GROUP_PARTIALS_STORED", "PEER_PARTIAL_FULL"),
+    "cluster_one_way": ("K_FULL", "V_FULL", "GROUP_PARTIAL_STORED", "PEER_M_AND_L_FULL", "PEER_O_FULL"),
+    "cluster_packed": ("K_FULL", "V_FULL", "GROUP_PARTIAL_STORED", "PEER_M_AND_L_FULL", "PEER_O_FULL"),
+}
+SHORT_RUNGS = ("lazy_rescale", "split_warps", "cluster_split", "cluster_wgmma", "cluster_tma", *SHORT_BARRIERS)
 LATENCY_FAULT_SHAPE = "b1h3s512d64-fp16-causal"
 LATENCY_FAULTS = ("k", "v", "group_partial", "m_and_l", "o")
 DECODE_FAULTS = {
@@ -50,6 +58,22 @@ DECODE_FAULTS = {
     "race_decode_incoming": "b1h8s1d64-fp16-kv2-sk1000",
     "decode_empty_split": "b1h2s1d64-fp16-sk17",
 }
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("rung", SHORT_RUNGS)
+def test_the_rungs_for_short_sequences_are_right_in_any_order(build: Build, rung: str, order: str) -> None:
+    """Output and log-sum-exp of the rungs before `cluster_latency` are right on tails, masks and several passes."""
+    for seed, (shape, sms) in enumerate(SHORT_SHAPES):
+        assert complaints(build(rung, 64), shape, Schedule(seed, sms, ORDERS[order])) == [], shape
+
+
+@pytest.mark.parametrize(
+    ("rung", "barrier"), [(rung, each) for rung in SHORT_BARRIERS for each in SHORT_BARRIERS[rung]]
+)
+def test_each_barrier_of_these_rungs_is_needed(build: Build, rung: str, barrier: str) -> None:
+    """Without a barrier, a result is wrong, or the kernel cannot end, in at least one of four orders."""
+    assert is_found(build(rung, 64, OMIT_BARRIER=barrier), LATENCY_FAULT_SHAPE, sms=132)
 
 
 @pytest.mark.parametrize("order", ORDERS)

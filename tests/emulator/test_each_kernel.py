@@ -12,6 +12,9 @@ pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 
 # Kernel: head_dim, shape, number of SMs.
 CASES = {
+    "lazy_rescale": (128, "b1h2s130d128-fp16-causal_br-kv1-sk200", 132),
+    "cluster_tma": (64, "b1h2s200d64-fp16-causal", 132),
+    "cluster_packed": (64, "b1h2s200d64-fp16-causal", 132),
     "cluster_latency": (64, "b1h2s200d64-fp16-causal", 132),
     "decode_tile": (64, "b1h8s1d64-fp16-kv2-sk1000", 24),
     "decode_warps": (64, "b1h8s1d64-fp16-kv2-sk1000", 24),

@@ -29,6 +29,13 @@ class OncePerDevice {
   std::atomic<uint64_t> done_{0};
 };
 
+// Allows a kernel so much dynamic shared memory, once per GPU.
+template <auto KERNEL>
+int allow_smem(const FaForwardArgs* args, int bytes) {
+  static OncePerDevice once;
+  return once([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(KERNEL), bytes); });
+}
+
 // The number of SMs of the current GPU, queried once per GPU.  Returns 0 after a CUDA error, which the following launch
 // reports.
 inline int sm_count() {
