@@ -9,9 +9,6 @@
 //          warps and two blocks if there are more tiles than SMs; up to 16 blocks per cluster
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, the bottom-right causal mask, grouped heads; rows
 //          contiguous and 16-byte aligned
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <math_constants.h>
 #include "fa/decode_exchange.cuh"
 #include "fa/decode_plan.h"
 #include "fa/decode_ring.cuh"

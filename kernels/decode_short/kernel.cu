@@ -8,9 +8,6 @@
 // tile:    as decode_cluster
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, the bottom-right causal mask, grouped heads; rows
 //          contiguous and 16-byte aligned
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <math_constants.h>
 #include "fa/decode_exchange.cuh"
 #include "fa/decode_packets.cuh"
 #include "fa/decode_plan.h"

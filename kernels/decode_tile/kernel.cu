@@ -9,6 +9,7 @@
 // tile:    16 or 32 rows (queries x heads of a group) x 64 keys, in two stages; 4 warps; 72 KB of shared memory per block at D = 128
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, the bottom-right causal mask, grouped heads; rows
 //          contiguous and 16-byte aligned
+#include "fa/decode_omit.cuh"
 #include "fa/decode_partial.cuh"
 #include "fa/decode_step.cuh"
 #include "fa/decode_tiles.h"
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(THREADS) decode_tile_kernel(const fa::Params p
 #pragma unroll 1
   for (int i = 0; i < key_tiles; ++i) {
     fa::cp_async_wait_group<STAGES - 2>();
-    __syncthreads();  // the tile is visible to all threads, and the stage of the previous tile is free
+    fa::sync_block<fa::TILE_COPIED>();  // the tile is visible to all threads, and the stage of the previous tile is free
     copy(i + STAGES - 1);
     const uint4 *k_smem = smem.k[i % STAGES], *v_smem = smem.v[i % STAGES];
 #pragma unroll 1

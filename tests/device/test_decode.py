@@ -60,6 +60,7 @@ FAULT_SHAPES = (
     "b1h4s1d128-fp16-kv1-sk65536",
 )
 FAULTS = (
+    "race_decode_tile",
     "race_decode_k",
     "race_decode_v",
     "race_decode_warp_partial",
@@ -72,7 +73,7 @@ FAULTS = (
 
 @pytest.fixture(scope="module")
 def faults(shared_cache: Path) -> dict[str, Built]:
-    """The builds of decode_cluster that each have one mistake, built in one batch."""
+    """The builds of the decode rungs that each have one mistake, built in one batch."""
     catalog = discover((Path(__file__).parents[2] / "kernels",)).variants
     requests = [(catalog[fault], native_arch(catalog[fault])) for fault in FAULTS]
     outcomes = ensure(requests, shared_cache).outcomes

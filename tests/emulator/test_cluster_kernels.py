@@ -52,6 +52,7 @@ SHORT_RUNGS = ("lazy_rescale", "split_warps", "cluster_split", "cluster_wgmma", 
 LATENCY_FAULT_SHAPE = "b1h3s512d64-fp16-causal"
 LATENCY_FAULTS = ("k", "v", "group_partial", "m_and_l", "o")
 DECODE_FAULTS = {
+    "race_decode_tile": "b1h8s1d64-fp16-kv2-sk1000",
     "race_decode_k": "b1h8s1d64-fp16-kv2-sk1000",
     "race_decode_v": "b1h8s1d64-fp16-kv2-sk1000",
     "race_decode_warp_partial": "b1h8s1d64-fp16-kv2-sk1000",
@@ -119,6 +120,7 @@ def test_with_all_barriers_nothing_is_found(build: Build) -> None:
     assert not is_found(build("cluster_latency", 64), LATENCY_FAULT_SHAPE, sms=132)
     for shape in sorted({*DECODE_FAULTS.values()}):
         assert not is_found(build("decode_cluster", 64), shape, sms=24)
+    assert not is_found(build("decode_tile", 64), DECODE_FAULTS["race_decode_tile"], sms=24)
 
 
 @pytest.mark.parametrize("fault", DECODE_FAULTS)

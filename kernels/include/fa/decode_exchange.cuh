@@ -59,7 +59,8 @@ struct Exchange {
   }
 
   // Merges what the other blocks have sent for a vector of this block.  No block exits before it has received everything, so none
-  // sends to one that has exited.
+  // sends to one that has exited.  The wait acquires at the scope of the block, which is the default.  PTX would ask for that of the
+  // cluster, which also invalidates L1; but L1 caches no shared memory, so that nothing stale can be read.
   __device__ __forceinline__ Partial merge_incoming(int slot, bool is_valid, Partial merged) const {
     wait<INCOMING_FULL>(&smem.incoming_full, 0);
     for (int first_source = 0; first_source < cluster_size - 1 && is_valid; first_source += MERGED_AT_ONCE) {

@@ -16,6 +16,7 @@ enum DecodeBarrier {
   V_COPIED,             // the copies of this warp's V have arrived
   WARP_PARTIAL_STORED,  // all warps have stored their partial results
   INCOMING_FULL,        // the partial results of the other blocks of the cluster have arrived
+  TILE_COPIED,          // decode_tile: the copies of all threads for a tile of K and V have arrived
 };
 
 // What else can be missing.

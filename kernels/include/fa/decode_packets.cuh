@@ -33,7 +33,8 @@ __device__ __forceinline__ float high_of(uint64_t payload) { return __uint_as_fl
 // Merges the clusters, for one vector of O per lane with `is_valid`, of which the lane passes the partial result of this cluster.
 // Every cluster first stores its packets and then loads those of all clusters.  The fence orders the two, so at least the last
 // cluster finds all tags.  Every cluster that does stores the output.  If several do, they store the same bits.  They also clear
-// the tags, so that the next call, which may be a replay with the same workspace, finds none.
+// the tags, so that the next call, which may be a replay with the same workspace, finds none.  Two calls at the same time need two
+// workspaces.
 template <typename T, int HEAD_DIM>
 __device__ __forceinline__ void merge_clusters(const Params& params, const Split& split, const PackedTile& tile, const Partial& own,
                                                int cluster, Packet* slot_gmem, uint64_t cluster_stride, int vector, bool is_valid,
