@@ -61,10 +61,10 @@ enum KeyAssumption {
   ONE_FULL_PASS,  // as ONE_PASS, with exactly PASS_KEYS keys, which every query sees: no score is masked either
 };
 
-constexpr int BLOCK_M = 64;                // the rows of a wgmma
+constexpr int BLOCK_M = 64;                   // the rows of a wgmma
 constexpr int N_TILES = fa::KEY_TILE_SCORES;  // 8-key tiles of S in a key tile
-constexpr int LANE_ROWS = 2;               // rows that a lane holds: r and r + 8
-constexpr int GROUP_THREADS = 128;         // threads of a warpgroup
+constexpr int LANE_ROWS = 2;                  // rows that a lane holds: r and r + 8
+constexpr int GROUP_THREADS = 128;            // threads of a warpgroup
 constexpr bool LOADS = !fa::IS_OMITTED_PHASE<LOAD>;
 
 // How the keys of a pass are divided: CLUSTER blocks share them, GROUPS warpgroups share the keys of a block, and the keys of a
@@ -89,10 +89,10 @@ struct Smem {
   alignas(1024) T k[SPLIT::GROUPS][SPLIT::GROUP_TILES][KEY_TILE * HEAD_DIM];
   alignas(1024) T v[SPLIT::GROUPS][SPLIT::GROUP_TILES][KEY_TILE * HEAD_DIM];
   std::conditional_t<(SPLIT::GROUPS > 1), fa::PartialRow<D_TILES>[LANE_ROWS], Empty> group_partial;  // of the first warpgroup
-  std::conditional_t<(SPLIT::CLUSTER > 1), fa::PackedPartialRow<D_TILES>, Empty> peer_partial;            // of the other block
+  std::conditional_t<(SPLIT::CLUSTER > 1), fa::PackedPartialRow<D_TILES>, Empty> peer_partial;       // of the other block
   uint64_t k_full[SPLIT::GROUPS][SPLIT::GROUP_TILES];  // mbarriers of K_FULL; the first one also counts the bytes of Q
-  uint64_t v_full[SPLIT::GROUPS];                    // mbarriers of V_FULL
-  uint64_t peer_m_and_l_full, peer_o_full;               // mbarriers of PEER_M_AND_L_FULL and PEER_O_FULL
+  uint64_t v_full[SPLIT::GROUPS];                      // mbarriers of V_FULL
+  uint64_t peer_m_and_l_full, peer_o_full;             // mbarriers of PEER_M_AND_L_FULL and PEER_O_FULL
 };
 
 // Initialises the mbarriers and loads Q, and K and V of the first pass.  Called by one thread.  It issues the loads of Q and K first;
@@ -211,7 +211,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
 
     // S = Q K^T
     float s[GROUP_TILES][N_TILES][4];
-    fa::multiply_qk<Q_FULL, K_FULL, fa::IS_OMITTED_PHASE<QK> ? fa::MMA_K : HEAD_DIM, T>(s, smem, group, pass % 2);
+    fa::multiply_qk<Q_FULL, K_FULL, fa::IS_OMITTED_PHASE<QK> ? fa::MMA_K : HEAD_DIM, T>(s, smem, group, pass);
 
     // mask, row max
     float m_new[LANE_ROWS] = {m[0], m[1]};

@@ -46,19 +46,20 @@ enum Barrier {
 };
 
 constexpr int HEAD_DIM = 64;
-constexpr int CLUSTER = 2, GROUPS = 2;    // blocks, and warpgroups of a block
-constexpr int BLOCK_M = 64;                // the rows of a wgmma
-constexpr int GROUP_TILES = 2;             // key tiles of a warpgroup
+constexpr int CLUSTER = 2, GROUPS = 2;  // blocks, and warpgroups of a block
+constexpr int BLOCK_M = 64;             // the rows of a wgmma
+constexpr int GROUP_TILES = 2;          // key tiles of a warpgroup
 constexpr int GROUP_KEYS = GROUP_TILES * KEY_TILE, BLOCK_KEYS = GROUPS * GROUP_KEYS;
 constexpr int N_TILES = fa::KEY_TILE_SCORES;  // 8-key tiles of S in a key tile
 constexpr int D_TILES = HEAD_DIM / MMA_N;
 constexpr int PASS_KEYS = CLUSTER * BLOCK_KEYS;  // keys that a cluster loads in one pass
-constexpr int LANE_ROWS = 2;               // rows that a lane holds: r and r + 8
-constexpr int GROUP_THREADS = 128;         // threads of a warpgroup
+constexpr int LANE_ROWS = 2;                     // rows that a lane holds: r and r + 8
+constexpr int GROUP_THREADS = 128;               // threads of a warpgroup
 constexpr int THREADS = GROUPS * GROUP_THREADS;
 constexpr int TILE_BYTES = KEY_TILE * HEAD_DIM * 2;  // 64 rows of Q, K or V
 
-// A partial row in the format in which it is sent to the other block: O is cut to 24 bits.  The relative error is then below 2^-15, which is small next to the 2^-11 of the output in fp16.
+// A partial row in the format in which it is sent to the other block: O is cut to 24 bits.  The relative
+// error is then below 2^-15, which is small next to the 2^-11 of the output in fp16.
 struct PackedPartialRow {
   static constexpr int VECTORS = D_TILES * 2 * 3 / 16;  // two values per fragment, 3 bytes each
   uint4 o[VECTORS][GROUP_THREADS];
@@ -71,10 +72,10 @@ struct Smem {
   alignas(1024) T k[GROUPS][GROUP_TILES][KEY_TILE * HEAD_DIM];
   alignas(1024) T v[GROUPS][GROUP_TILES][KEY_TILE * HEAD_DIM];
   fa::PartialRow<D_TILES> group_partial[LANE_ROWS];  // of the first warpgroup
-  PackedPartialRow peer_partial;                  // of the other block
-  uint64_t k_full[GROUPS][GROUP_TILES];           // mbarriers of K_FULL; the first one also counts the bytes of Q
-  uint64_t v_full[GROUPS];                        // mbarriers of V_FULL
-  uint64_t peer_m_and_l_full, peer_o_full;        // mbarriers of PEER_M_AND_L_FULL and PEER_O_FULL
+  PackedPartialRow peer_partial;                     // of the other block
+  uint64_t k_full[GROUPS][GROUP_TILES];              // mbarriers of K_FULL; the first one also counts the bytes of Q
+  uint64_t v_full[GROUPS];                           // mbarriers of V_FULL
+  uint64_t peer_m_and_l_full, peer_o_full;           // mbarriers of PEER_M_AND_L_FULL and PEER_O_FULL
 };
 
 // Initialises the mbarriers and loads Q, and K and V of the first pass.  Called by one thread.  It issues the loads of Q and K first;
@@ -201,7 +202,7 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS) cluster_pac
 
     // S = Q K^T
     float s[GROUP_TILES][N_TILES][4];
-    fa::multiply_qk<Q_FULL, K_FULL, HEAD_DIM, T>(s, smem, group, pass % 2);
+    fa::multiply_qk<Q_FULL, K_FULL, HEAD_DIM, T>(s, smem, group, pass);
 
     // mask, row max
     float m_new[LANE_ROWS] = {m[0], m[1]};

@@ -47,15 +47,15 @@ enum Barrier {
 };
 
 constexpr int HEAD_DIM = 64;
-constexpr int CLUSTER = 2;   // blocks
-constexpr int BLOCK_M = 64;  // the rows of a wgmma
-constexpr int KEY_TILE = 64;               // keys per TMA box
-constexpr int GROUP_TILES = 2;             // key tiles of a warpgroup
+constexpr int CLUSTER = 2;      // blocks
+constexpr int BLOCK_M = 64;     // the rows of a wgmma
+constexpr int KEY_TILE = 64;    // keys per TMA box
+constexpr int GROUP_TILES = 2;  // key tiles of a warpgroup
 constexpr int GROUP_KEYS = GROUP_TILES * KEY_TILE, BLOCK_KEYS = KEY_GROUPS * GROUP_KEYS;
 constexpr int N_TILES = KEY_TILE / MMA_N;  // 8-key tiles of S in a key tile
 constexpr int D_TILES = HEAD_DIM / MMA_N;
-constexpr int PASS_KEYS = CLUSTER * BLOCK_KEYS;             // keys that a cluster loads in one pass
-constexpr int LANE_ROWS = 2;                                  // rows that a lane holds: r and r + 8
+constexpr int PASS_KEYS = CLUSTER * BLOCK_KEYS;  // keys that a cluster loads in one pass
+constexpr int LANE_ROWS = 2;                     // rows that a lane holds: r and r + 8
 constexpr int ROW_PAIRS = D_TILES / KEY_GROUPS;  // 8-column tiles of O that a warpgroup merges: pairs of a lane in each of its rows
 constexpr int GROUP_THREADS = 128;
 constexpr int THREADS = KEY_GROUPS * GROUP_THREADS;
@@ -135,11 +135,11 @@ __device__ __forceinline__ void load_first_pass(Smem<T>& smem, const CUtensorMap
 
 // S = Q K^T for the key tiles of a warpgroup, one after another, as their K arrives.  The wgmmas of a tile are one group.
 template <typename T>
-__device__ __forceinline__ void multiply_qk(float (&s)[GROUP_TILES][N_TILES][4], Smem<T>& smem, int group, uint32_t parity) {
-  if (group > 0) fa::wait<Q_FULL>(&smem.k_full[0][0], parity);  // this mbarrier also counts the bytes of Q
+__device__ __forceinline__ void multiply_qk(float (&s)[GROUP_TILES][N_TILES][4], Smem<T>& smem, int group, int pass) {
+  if (group > 0) fa::wait<Q_FULL>(&smem.k_full[0][0], pass % 2);  // this mbarrier also counts the bytes of Q
 #pragma unroll
   for (int t = 0; t < GROUP_TILES; ++t) {
-    fa::wait<K_FULL>(&smem.k_full[group][t], parity);
+    fa::wait<K_FULL>(&smem.k_full[group][t], pass % 2);
     const uint64_t q = fa::wgmma_descriptor(smem.q), k = fa::wgmma_descriptor(smem.group[group].k[t]);
     fa::wgmma_fence();
 #pragma unroll
@@ -220,7 +220,7 @@ __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS) cluster_til
 
     // S = Q K^T
     float s[GROUP_TILES][N_TILES][4];
-    multiply_qk(s, smem, group, pass % 2);
+    multiply_qk(s, smem, group, pass);
 
     // mask, row max
     float m_new[LANE_ROWS] = {m[0], m[1]};

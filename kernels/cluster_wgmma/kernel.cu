@@ -80,9 +80,11 @@ struct Smem {
 template <typename T>
 __device__ __forceinline__ void load_kv(
     typename Smem<T>::Group& smem, const fa::WorkTile<uint4>& work, const fa::Params& params, int first_key, uint32_t thread_in_group) {
-  fa::copy_rows_async<GROUP_KEYS, HEAD_DIM, GROUP_THREADS>(smem.k, work.k_gmem, params.k_strides.row, first_key, params.seq_k, thread_in_group);
+  fa::copy_rows_async<GROUP_KEYS, HEAD_DIM, GROUP_THREADS>(
+      smem.k, work.k_gmem, params.k_strides.row, first_key, params.seq_k, thread_in_group);
   fa::cp_async_commit_group();
-  fa::copy_rows_async<GROUP_KEYS, HEAD_DIM, GROUP_THREADS>(smem.v, work.v_gmem, params.v_strides.row, first_key, params.seq_k, thread_in_group);
+  fa::copy_rows_async<GROUP_KEYS, HEAD_DIM, GROUP_THREADS>(
+      smem.v, work.v_gmem, params.v_strides.row, first_key, params.seq_k, thread_in_group);
   fa::cp_async_commit_group();
 }
 

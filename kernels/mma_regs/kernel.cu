@@ -34,6 +34,23 @@ struct Smem {
   T v[BLOCK_N][HEAD_DIM + PAD];
 };
 
+// S += Q K^T for the 16 rows of a warp.
+template <typename T, int HEAD_DIM>
+__device__ __forceinline__ void multiply_qk(float (&s)[N_TILES][4], const Smem<T, HEAD_DIM>& smem, int warp, int lane) {
+#pragma unroll
+  for (int d = 0; d < HEAD_DIM; d += MMA_K) {
+    uint32_t q[4];
+    fa::ldmatrix_x4(q, fa::smem_address(&smem.q[warp * MMA_M + lane % 16][d + lane / 16 * 8]));
+#pragma unroll
+    for (int n = 0; n < N_TILES; n += 2) {
+      uint32_t k[4];  // B fragments of 16 keys: 0 and 1 for the first mma, 2 and 3 for the second
+      fa::ldmatrix_x4(k, fa::smem_address(&smem.k[n * MMA_N + lane / 16 * 8 + lane % 8][d + lane / 8 % 2 * 8]));
+      fa::mma_m16n8k16<T>(s[n], q, k[0], k[1]);
+      fa::mma_m16n8k16<T>(s[n + 1], q, k[2], k[3]);
+    }
+  }
+}
+
 template <typename T, int HEAD_DIM>
 __global__ void __launch_bounds__(THREADS) mma_regs_kernel(const FaForwardArgs args, unsigned heads_per_kv_head) {
   extern __shared__ __align__(128) unsigned char smem_bytes[];
@@ -61,18 +78,7 @@ __global__ void __launch_bounds__(THREADS) mma_regs_kernel(const FaForwardArgs a
 
     // S = Q K^T
     float s[N_TILES][4] = {};
-#pragma unroll
-    for (int d = 0; d < HEAD_DIM; d += MMA_K) {
-      uint32_t q[4];
-      fa::ldmatrix_x4(q, fa::smem_address(&smem.q[warp * MMA_M + lane % 16][d + lane / 16 * 8]));
-#pragma unroll
-      for (int n = 0; n < N_TILES; n += 2) {
-        uint32_t k[4];  // B fragments of 16 keys: 0 and 1 for the first mma, 2 and 3 for the second
-        fa::ldmatrix_x4(k, fa::smem_address(&smem.k[n * MMA_N + lane / 16 * 8 + lane % 8][d + lane / 8 % 2 * 8]));
-        fa::mma_m16n8k16<T>(s[n], q, k[0], k[1]);
-        fa::mma_m16n8k16<T>(s[n + 1], q, k[2], k[3]);
-      }
-    }
+    multiply_qk<T, HEAD_DIM>(s, smem, warp, lane);
 
     // scale
 #pragma unroll

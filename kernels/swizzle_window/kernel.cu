@@ -15,9 +15,9 @@
 #include "fa/epilogue.cuh"
 #include "fa/grid.h"
 #include "fa/launch.h"
+#include "fa/mma.cuh"
 #include "fa/ptx.cuh"
 #include "fa/softmax.cuh"
-#include "fa/swizzle.cuh"
 #include "fa/tile.cuh"
 #include "fa/warp.cuh"
 
@@ -118,12 +118,7 @@ __global__ void __launch_bounds__(THREADS) swizzle_window_kernel(const FaForward
   fa::cp_async_wait_group<STAGES - 1>();
   __syncthreads();  // Q is visible to all threads
   uint32_t q[HEAD_DIM / MMA_K][4];
-#pragma unroll
-  for (int d = 0; d < HEAD_DIM; d += MMA_K) {
-    uint32_t(&fragment)[4] = q[d / MMA_K];
-    fa::ldmatrix_x4(fragment, fa::smem_address(smem.q + fa::swizzle<HEAD_DIM>(warp * MMA_M + lane % 16, d + lane / 16 * 8)));
-    for (uint32_t& pair : fragment) pair ^= q_sign_bits;
-  }
+  fa::load_q(q, smem.q, warp * MMA_M, lane, q_sign_bits);
 
   float o[HEAD_DIM / MMA_N][4] = {};
   float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // running row max of the unscaled scores
@@ -141,17 +136,7 @@ __global__ void __launch_bounds__(THREADS) swizzle_window_kernel(const FaForward
 
     // S = Q K^T
     float s[N_TILES][4] = {};
-#pragma unroll
-    for (int d = 0; d < HEAD_DIM; d += MMA_K) {
-#pragma unroll
-      for (int n = 0; n < N_TILES; n += 2) {
-        uint32_t k[4];  // B fragments of 16 keys: 0 and 1 for the first mma, 2 and 3 for the second
-        const int key = n * MMA_N + lane / 16 * 8 + lane % 8;
-        fa::ldmatrix_x4(k, fa::smem_address(k_smem + fa::swizzle<HEAD_DIM>(key, d + lane / 8 % 2 * 8)));
-        fa::mma_m16n8k16<T>(s[n], q[d / MMA_K], k[0], k[1]);
-        fa::mma_m16n8k16<T>(s[n + 1], q[d / MMA_K], k[2], k[3]);
-      }
-    }
+    fa::multiply_qk(s, q, k_smem, lane);
 
     // mask; only tiles that cross the diagonal or the last key need it
     if (first_key + BLOCK_N > min(work.seq_k, work.diagonal)) {
@@ -195,14 +180,7 @@ __global__ void __launch_bounds__(THREADS) swizzle_window_kernel(const FaForward
     for (int n = 0; n < N_TILES; n += 2) {
       const uint32_t p[4] = {fa::cvt_rn_x2<T>(s[n][0], s[n][1]), fa::cvt_rn_x2<T>(s[n][2], s[n][3]),
                              fa::cvt_rn_x2<T>(s[n + 1][0], s[n + 1][1]), fa::cvt_rn_x2<T>(s[n + 1][2], s[n + 1][3])};
-#pragma unroll
-      for (int d = 0; d < HEAD_DIM / MMA_N; d += 2) {
-        uint32_t v[4];  // B fragments of 16 dimensions: 0 and 1 for the first mma, 2 and 3 for the second
-        const int key = n * MMA_N + lane % 16;
-        fa::ldmatrix_x4_trans(v, fa::smem_address(v_smem + fa::swizzle<HEAD_DIM>(key, d * MMA_N + lane / 16 * 8)));
-        fa::mma_m16n8k16<T>(o[d], p, v[0], v[1]);
-        fa::mma_m16n8k16<T>(o[d + 1], p, v[2], v[3]);
-      }
+      fa::multiply_pv(o, p, v_smem, n * MMA_N, lane);
     }
   }
 

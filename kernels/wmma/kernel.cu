@@ -68,6 +68,23 @@ __device__ __forceinline__ float sum_of_row(float x) {
   return x;
 }
 
+// O = O * rescale + P V.
+template <typename T, int HEAD_DIM>
+__device__ __forceinline__ void add_pv(float (&o)[ROWS_PER_LANE][HEAD_DIM / COLUMNS][4], const float (&rescale)[ROWS_PER_LANE],
+                                       const Smem<T, HEAD_DIM>& smem, int lane_row, int lane_column) {
+#pragma unroll
+  for (int r = 0; r < ROWS_PER_LANE; ++r) {
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM / COLUMNS; ++d) {
+      const float4 pv = *reinterpret_cast<const float4*>(&smem.s[lane_row + r * ROWS_PER_PASS][d * COLUMNS + lane_column]);
+      o[r][d][0] = o[r][d][0] * rescale[r] + pv.x;
+      o[r][d][1] = o[r][d][1] * rescale[r] + pv.y;
+      o[r][d][2] = o[r][d][2] * rescale[r] + pv.z;
+      o[r][d][3] = o[r][d][3] * rescale[r] + pv.w;
+    }
+  }
+}
+
 template <typename T, int HEAD_DIM>
 __global__ void __launch_bounds__(THREADS) wmma_kernel(const FaForwardArgs args, unsigned heads_per_kv_head) {
   extern __shared__ __align__(128) unsigned char smem_bytes[];
@@ -171,17 +188,7 @@ __global__ void __launch_bounds__(THREADS) wmma_kernel(const FaForwardArgs args,
       wmma::store_matrix_sync(&smem.s[warp_row][d], pv, sizeof(smem.s[0]) / sizeof(float), wmma::mem_row_major);
     }
     __syncwarp();  // P V is visible to the warp
-#pragma unroll
-    for (int r = 0; r < ROWS_PER_LANE; ++r) {
-#pragma unroll
-      for (int d = 0; d < HEAD_DIM / COLUMNS; ++d) {
-        const float4 pv = *reinterpret_cast<const float4*>(&smem.s[lane_row + r * ROWS_PER_PASS][d * COLUMNS + lane_column]);
-        o[r][d][0] = o[r][d][0] * rescale[r] + pv.x;
-        o[r][d][1] = o[r][d][1] * rescale[r] + pv.y;
-        o[r][d][2] = o[r][d][2] * rescale[r] + pv.z;
-        o[r][d][3] = o[r][d][3] * rescale[r] + pv.w;
-      }
-    }
+    add_pv(o, rescale, smem, lane_row, lane_column);
   }
 
   // Normalise.  A row that sees no key is zero, and its log-sum-exp is -inf.

@@ -60,11 +60,11 @@ __device__ __forceinline__ void load_v(SMEM& smem, const CUtensorMap& map, const
 // S = Q K^T for the key tiles of a warpgroup, one after another, as their K arrives.  The wgmmas of a tile are one group.  COLUMNS of
 // Q and K are multiplied: all, but in an ablation.
 template <auto Q_FULL, auto K_FULL, int COLUMNS, typename T, typename SMEM, int GROUP_TILES>
-__device__ __forceinline__ void multiply_qk(float (&s)[GROUP_TILES][KEY_TILE_SCORES][4], SMEM& smem, int group, uint32_t parity) {
-  if (group > 0) wait<Q_FULL>(&smem.k_full[0][0], parity);
+__device__ __forceinline__ void multiply_qk(float (&s)[GROUP_TILES][KEY_TILE_SCORES][4], SMEM& smem, int group, int pass) {
+  if (group > 0) wait<Q_FULL>(&smem.k_full[0][0], pass % 2);
 #pragma unroll
   for (int t = 0; t < GROUP_TILES; ++t) {
-    wait<K_FULL>(&smem.k_full[group][t], parity);
+    wait<K_FULL>(&smem.k_full[group][t], pass % 2);
     const uint64_t q = wgmma_descriptor(smem.q), k = wgmma_descriptor(smem.k[group][t]);
     wgmma_fence();
 #pragma unroll
