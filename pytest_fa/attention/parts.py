@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -71,19 +71,35 @@ PARTS: list[Part] = [
 ]
 
 
+AnyCached = TypeVar("AnyCached", bound=Callable[..., Any])
+_caches: list[Any] = []
+
+
+def cached(function: AnyCached) -> AnyCached:
+    """Keep the results of a function of hashable arguments until a part is added or removed."""
+    kept: Any = functools.lru_cache(maxsize=2**14)(function)
+    _caches.append(kept)
+    return kept  # type: ignore[no-any-return]  # called as the function
+
+
 def add(part: Part) -> None:
     """Add a part to the list, as the last one."""
     PARTS.append(part)
-    tokens.cache_clear()
+    _forget()
 
 
 def remove(part: Part) -> None:
     """Remove a part that was added."""
     PARTS.remove(part)
-    tokens.cache_clear()
+    _forget()
 
 
-@functools.cache
+def _forget() -> None:
+    for kept in _caches:
+        kept.cache_clear()
+
+
+@cached
 def tokens() -> tuple[Token, ...]:
     """The tokens of all parts, in the order of an id."""
     return tuple(token for part in PARTS for token in part.tokens)

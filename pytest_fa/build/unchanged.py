@@ -59,7 +59,7 @@ class FilesOfJob:
         """Raise `ChangedBuild` if one of the files has changed since."""
         for path, sha256 in self._before.items():
             if file_hash(path) != sha256:
-                raise ChangedBuild(f"{path} changed while the variant ran; run it again")
+                raise ChangedBuild(f"{path} changed while the variant ran; run it again, in a new process")
         for library, file_hashes in self._builds.items():
             for name, sha256 in file_hashes.items():
                 path = str(Path(library or "").with_name(name))

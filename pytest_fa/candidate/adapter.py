@@ -127,8 +127,11 @@ def from_layout(tensor: Any, call: Call) -> Any:  # noqa: ANN401  # a result of 
     """What a function returned in the call's layout, as [batch, heads, seq, ...]."""
     if call.layout != "thd":
         return swap_layout(tensor, call)
-    is_rows = isinstance(tensor, torch.Tensor) and tensor.dim() == DIMENSIONS_OF_THD
-    return tensor.transpose(0, 1)[None] if is_rows else tensor
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    if tensor.dim() != DIMENSIONS_OF_THD:
+        raise _wrong_return(f"the function returned a tensor of shape {list(tensor.shape)}, expected three dimensions")
+    return tensor.transpose(0, 1)[None]
 
 
 def value_of(argument: Argument, values: dict[str, Any]) -> Any:  # noqa: ANN401  # an argument of any type

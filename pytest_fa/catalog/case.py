@@ -244,23 +244,24 @@ class Case(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, computes=computes)
 
 
-@functools.cache
+@parts.cached
 def _token_of_field(field: str) -> Token:
     return next(token for token in parts.tokens() if token.field == field)
 
 
-@functools.lru_cache(maxsize=2**14)
+@parts.cached
 def _value_of_text(field: str, text: str) -> Any:  # noqa: ANN401  # of the field's type
     return _token_of_field(field).read(text)
 
 
-@functools.lru_cache(maxsize=2**14)
+@parts.cached
 def _texts_by_field(modifiers: tuple[str, ...]) -> dict[str, str]:
-    """The texts of a case's modifiers by the fields of their tokens."""
-    return {_field_of_text(text): text for text in modifiers}
+    """The texts of a case's modifiers by the fields of their tokens, without those of parts that this process lacks."""
+    fields = ((_field_of_text(text), text) for text in modifiers)
+    return {field: text for field, text in fields if field}
 
 
-@functools.lru_cache(maxsize=2**14)
+@parts.cached
 def _field_of_text(text: str) -> str:
     """The field that a text gives a value; empty for a text of a part that this process lacks."""
     return next((token.field for token in parts.tokens() if re.fullmatch(token.pattern, text)), "")

@@ -78,7 +78,8 @@ def repeat(
     ]
     count, size, start = 0, 1, time.monotonic()
     while count < wanted:
-        calls = min(size, wanted - count, len(outs.out))
+        phase_end = WITH_POISON if count < WITH_POISON else wanted
+        calls = min(size, phase_end - count, wanted - count, len(outs.out))
         batch = outs.map(lambda each: each[:calls]).poison()  # noqa: B023  # called at once
         before_launch()
         batch_start = time.monotonic()

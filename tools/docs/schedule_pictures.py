@@ -96,7 +96,7 @@ def _turns(name: str, start: float, tiles: int) -> tuple[str, tuple[Box, ...]]:
 
 
 def _ring() -> tuple[str, tuple[Box, ...]]:
-    """The producer of long_ring, with two key tiles under way."""
+    """The producer of the long rungs, with two key tiles under way."""
     boxes, names, at = [Box(0.0, 0.6, "Q, K0", LOAD)], ["V0", "K1", "V1"], 0.6
     for name in names:
         boxes.append(Box(at, at + 0.6, name, LOAD))
@@ -106,8 +106,8 @@ def _ring() -> tuple[str, tuple[Box, ...]]:
     return "producer: ring of 2 stages", tuple(sorted(boxes))
 
 
-def _decode_warp(name: str, start: float, *, merges: bool) -> tuple[str, tuple[Box, ...]]:
-    """A warp of decode_cluster, which copies its own keys and waits for no other warp."""
+def _decode_warp(name: str, start: float) -> tuple[str, tuple[Box, ...]]:
+    """A warp of decode_cluster, which copies its own keys and waits for no other one before the merge."""
     boxes = [Box(0.0, start, "copies", LOAD)]
     at = start
     for tile in range(3):
@@ -117,14 +117,12 @@ def _decode_warp(name: str, start: float, *, merges: bool) -> tuple[str, tuple[B
             Box(at + 1.1, at + 1.6, f"PV{tile}", PRODUCT),
         ]
         at += 1.6
-    if merges:
-        boxes += [
-            Box(7.3, 8.1, "merge warps", MERGE),
-            Box(8.1, 9.1, "send parts of O", MERGE),
-            Box(9.1, 9.9, "sum, store", STORE),
-        ]
-    else:
-        boxes.append(Box(at, at + 0.7, "store part", MERGE))
+    boxes += [
+        Box(at, at + 0.7, "store part", MERGE),
+        Box(7.3, 8.1, "merge warps", MERGE),
+        Box(8.1, 9.1, "send parts of O", MERGE),
+        Box(9.1, 9.9, "sum, store", STORE),
+    ]
     return name, tuple(boxes)
 
 
@@ -134,19 +132,19 @@ SCHEDULES = {
         "64 queries of one head; a cluster of two blocks; time to the right, widths not measured",
         (*_latency_block(0), *_latency_block(256)),
     ),
-    "long_ring": Schedule(
+    "long_turns": Schedule(
         "long_turns: a producer keeps two key tiles under way, and two warpgroups take turns at the exponentials",
         "a persistent block, 64 queries per warpgroup; each tile has 128 keys; time to the right, widths not measured",
         (_ring(), _turns("warpgroup 1: queries 0-63", 0.6, 3), _turns("warpgroup 2: queries 64-127", 1.8, 3)),
     ),
     "decode_cluster": Schedule(
         "decode_cluster: each warp copies its own keys; warps merge in their block, blocks in their cluster",
-        "one tile of the queries of a kv head; time to the right, widths not measured",
+        "one tile of queries; 2 of 8 warps in 2 of up to 16 blocks; time to the right, widths not measured",
         (
-            _decode_warp("block 0: warp 0", 1.4, merges=True),
-            _decode_warp("block 0: warp 1", 1.6, merges=False),
-            _decode_warp("block 1: warp 0", 1.5, merges=True),
-            _decode_warp("block 1: warp 1", 1.7, merges=False),
+            _decode_warp("block 0: warp 0", 1.4),
+            _decode_warp("block 0: warp 1", 1.6),
+            _decode_warp("block 1: warp 0", 1.5),
+            _decode_warp("block 1: warp 1", 1.7),
         ),
     ),
 }

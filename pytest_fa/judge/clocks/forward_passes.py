@@ -33,8 +33,9 @@ class ForwardPasses:
         self, like: Inputs, moved: Mapping[str, torch.Tensor], source: random.Random, l2_bytes: int | None = None
     ) -> None:
         read = {name: each for name, each in moved.items() if name not in (DOUT, DLSE, *RESULTS)}
-        batch, heads, seq_q, _ = like.q.shape
-        scores = max(1, batch * heads * seq_q * like.k.shape[2])
+        dense = like.dense()  # sequences behind one another have the scores of each, not of all their rows
+        batch, heads, seq_q, _ = dense.q.shape
+        scores = max(1, batch * heads * seq_q * dense.k.shape[2])
         wanted = L2_SHARE * (l2_bytes or 0) // (P_BYTES * scores) + 1
         count = max(1, min(max(FEWEST_PLACES, min(MOST_PLACES, wanted)), MAX_SCORES // scores))
         self._source, self._unit = source, OFFSET_BYTES // moved[DOUT].itemsize

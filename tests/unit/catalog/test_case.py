@@ -209,3 +209,12 @@ def test_scores_have_no_mask(snapshot: SnapshotAssertion) -> None:
     with pytest.raises(UsageProblem) as problem:
         parse_case("b1h1s4d4-fp16-causal-scores-seed0")
     assert snapshot == str(problem.value)
+
+
+def test_texts_of_other_versions_are_dropped_by_changes() -> None:
+    """A case of a record may have texts of parts that this version lacks; another field can still be changed."""
+    case = msgspec.structs.replace(
+        parse_case("b2h4s64d64-fp16-scale0p2-cap2-seed0"), modifiers=("scale0p2", "cap2", "zzz5")
+    )
+    assert case.id == "b2h4s64d64-fp16-scale0p2-cap2-zzz5-seed0"
+    assert case.with_fields({"head_dim": 128}).id == "b2h4s64d128-fp16-scale0p2-cap2-seed0"
