@@ -72,6 +72,8 @@ def padded(
     longest: int,
 ) -> torch.Tensor:
     """Return `longest` rows of each sequence, [batch, heads, longest, dim]; behind its own there are others."""
+    if not rows.shape[2]:
+        return rows.new_zeros((len(starts) - 1, rows.shape[1], longest, *rows.shape[3:]))
     numbers = starts[:-1, None] + torch.arange(longest, device=rows.device)  # [batch, longest]
     return rows[0][:, numbers.clamp_max(rows.shape[2] - 1)].transpose(0, 1)
 

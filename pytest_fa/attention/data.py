@@ -90,6 +90,9 @@ def long_tail(inputs: Any) -> Any:
     return inputs.map(lambda tensor: tensor * (1 + TAIL * tensor * tensor))
 
 
+LARGEST_SCALE_OF_DK = 1.5  # times 1/sqrt(head_dim); dK has the large dims of Q
+
+
 def subnormal(inputs: Any, case: Shape) -> Any:
     """V and some dims of K are near the smallest normal number of the dtype or below it.
 
@@ -217,6 +220,8 @@ def _obstacles(case: Shape, profile: str) -> Iterator[str]:
         yield "a sink is part of the log-sum-exp"
     if profile == "equal_scores" and (case.value_of("bias") is not None or case.value_of("alibi")):
         yield "a bias makes scores differ"
+    if profile == "subnormal" and _has_ds_in_fp16(case) and abs(scale) > LARGEST_SCALE_OF_DK / math.sqrt(case.head_dim):
+        yield f"with the scale {scale:g}, dK is beyond fp16"
     if profile == "value_range" and case.computes == "scores":
         yield "scores alone do not read V"
 

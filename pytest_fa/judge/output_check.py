@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import msgspec
 import torch
 
 from pytest_fa.attention.backward import GRADIENTS, LIKE
@@ -16,7 +17,9 @@ from pytest_fa.judge.padding import bound_of, cleared
 from pytest_fa.judge.policies import POLICIES, Errors, policy_for, rms
 from pytest_fa.judge.row_outputs import check_rows
 from pytest_fa.judge.truth import Truth
-from pytest_fa.records.checks import Check
+from pytest_fa.records.checks import Bound, Check
+
+UNBOUNDED = 1e99  # as large as a figure of a record can be
 
 
 def check_output(out: torch.Tensor, truth: Truth, policy: str) -> Check:
@@ -38,11 +41,11 @@ def check_output(out: torch.Tensor, truth: Truth, policy: str) -> Check:
     return Check(
         policy=policy,
         passed=all(bound.holds for bound in bounds if bound.enforced),
-        bounds=bounds,
+        bounds=tuple(map(_with_finite_limit, bounds)),
         max_abs_error=_finite(float(errors.error.abs().max())),
         rms_error=_finite(rms(errors.error)),
-        same_precision_max_error=float(ideal.abs().max()),
-        same_precision_rms_error=rms(ideal),
+        same_precision_max_error=_limited(float(ideal.abs().max())),
+        same_precision_rms_error=_limited(rms(ideal)),
         nonfinite_count=int((~errors.out.isfinite()).sum()),
         bad_count=int(bad.sum()),
         element_count=out.numel(),
@@ -98,6 +101,17 @@ def require_passed(check: Check, where: str = "", check_name: str = "") -> None:
     if not check.passed:
         broken = tuple(dict.fromkeys(bound.kind for bound in check.bounds if bound.enforced and not bound.holds))
         raise WrongResult(check_name or broken, f"{check.complaint}{where}")
+
+
+def _with_finite_limit(bound: Bound) -> Bound:
+    """The bound as a record can have it: where the reference itself is not finite, nothing is allowed or everything."""
+    if math.isfinite(bound.allowed):
+        return bound
+    return msgspec.structs.replace(bound, allowed=0.0 if math.isnan(bound.allowed) else UNBOUNDED)
+
+
+def _limited(value: float) -> float:
+    return value if math.isfinite(value) else UNBOUNDED
 
 
 def _finite(value: float) -> float | None:

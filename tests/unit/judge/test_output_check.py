@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 import torch
 
 from pytest_fa.judge.output_check import check_output
 from pytest_fa.judge.truth import Truth
-from pytest_fa.records.checks import Index
+from pytest_fa.records.checks import Check, Index
 
 SHAPE = (2, 3, 8, 16)  # [batch, heads, seq_q, head_dim]
 
@@ -104,3 +105,14 @@ def test_judging_changes_no_tensor(truth: Truth) -> None:
     assert [torch.equal(*pair) for pair in zip((out, truth.out, truth.same_precision), copies, strict=True)] == [
         True
     ] * 3
+
+
+def test_a_reference_that_overflows_allows_nothing(truth: Truth) -> None:
+    """The verdict can be sent as JSON, which has no infinity, and fails."""
+    same_precision = truth.same_precision.clone()
+    same_precision[0, 0, 0, 0] = math.inf
+    out = truth.out.half()
+    out[0, 0, 0, 0] = math.inf
+    check = check_output(out, truth._replace(same_precision=same_precision), "same_precision")
+    assert not check.passed
+    assert msgspec.json.decode(msgspec.json.encode(check), type=Check) == check

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.properties import case_of_property
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.errors import UsageProblem
 from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.pipeline import run_case
 from tests.factories import cpu_job
@@ -61,4 +63,17 @@ MOVED = ("new_shape", "new_data", "padded_rows", "offset_pointers", "head_indepe
 def test_properties_with_a_bias_and_a_sink(reference: Variant, name: str, case: str) -> None:
     """Their gradients have shapes of their own, and sums over batches or heads are judged where they are sums."""
     result = run_case(cpu_job(reference, case, property_name=name))
+    assert (result.outcome, result.message) == ("ok", "")
+
+
+def test_dk_of_subnormal_keys_stays_in_the_range_of_fp16() -> None:
+    """Q is large where K is tiny, and a large scale would make dK infinite in every kernel."""
+    with pytest.raises(UsageProblem, match="with the scale 3, dK is beyond fp16; drop -data_subnormal"):
+        parse_case("b1h1s6d64-fp16-sk5-scale3-bwd-data_subnormal-seed0")
+    assert parse_case("b1h1s6d64-fp16-sk5-bwd-data_subnormal-seed0").value_of("profile") == "subnormal"
+
+
+def test_packed_sequences_without_keys(reference: Variant) -> None:
+    """There is no row of K to look at."""
+    result = run_case(cpu_job(reference, "b4h1s1d64-fp16-sk0-var2-thd-bwd-seed1"))
     assert (result.outcome, result.message) == ("ok", "")
