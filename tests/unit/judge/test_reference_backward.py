@@ -73,6 +73,12 @@ def test_dk_of_subnormal_keys_stays_in_the_range_of_fp16() -> None:
     assert parse_case("b1h1s6d64-fp16-sk5-bwd-data_subnormal-seed0").value_of("profile") == "subnormal"
 
 
+def test_weights_beside_a_sink_stay_normal() -> None:
+    """A weight of exp(-100) has few bits in float32, in every kernel."""
+    with pytest.raises(UsageProblem, match=r"weights are subnormal in float32.*drop -data_value_range"):
+        parse_case("b1h1s1d112-fp32-sink-data_value_range-seed0")
+
+
 def test_packed_sequences_without_keys(reference: Variant) -> None:
     """There is no row of K to look at."""
     result = run_case(cpu_job(reference, "b4h1s1d64-fp16-sk0-var2-thd-bwd-seed1"))
