@@ -21,7 +21,7 @@
 // - wgmma in e4m3 reads both operands along K only, which for P V are the keys.  transpose_v therefore writes V^T to the
 //   workspace first.
 
-using fa::GROUP_M, fa::GROUP_THREADS, fa::LANE_ROWS, fa::MMA_K, fa::MMA_M, fa::MMA_N, fa::QUAD, fa::Ring, fa::Smem, fa::WARP;
+using fa::GROUP_M, fa::GROUP_THREADS, fa::LANE_ROWS, fa::E4M3_MMA_K, fa::MMA_M, fa::MMA_N, fa::QUAD, fa::Ring, fa::Smem, fa::WARP;
 
 // What a deliberately wrong kernel does.
 enum Mistake {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void compute(const fa::E4m3Params& params, const CUte
 
 #pragma unroll 1
   for (int round = 0, number; (number = fa::dealt_number(round, blockIdx.x, gridDim.x)) < params.work_tiles; ++round) {
-    const fa::WorkTile work = fa::make_work_tile<SHAPE::BLOCK_M, SHAPE::BLOCK_N>(params, number);
+    const fa::WorkTile work = fa::make_work_tile<SHAPE>(params, number);
     const fa::Head head = fa::make_head(params, work.batch_head);
     const fa::Scale scale = fa::make_scale<MISTAKE == NEXT_V_DESCALE>(params, head);
     const int query = work.first_query + group * GROUP_M + group_row;

@@ -323,7 +323,7 @@ constexpr bool MAY_SPLIT = SHAPE::HEAD_DIM == 128;  // at D = 64, ptxas would mo
 template <typename SHAPE>
 Division divide_last_round(const FaForwardArgs* args, const fa::TileParams& params) {
   using Costs = fa::Costs<SHAPE>;
-  const int blocks = fa::most_blocks<SHAPE>(), tiles = params.work_tiles % blocks;
+  const int blocks = fa::max_blocks<SHAPE>(), tiles = params.work_tiles % blocks;
   const int key_tiles = (params.seq_k + SHAPE::BLOCK_N - 1) / SHAPE::BLOCK_N;
   const int parts = tiles > 0 ? std::min({MAX_PARTS, blocks / tiles, key_tiles}) : 1;
   const bool saves_time = (key_tiles - key_tiles / std::max(parts, 1)) * Costs::KEY_TILE_US > Costs::WORK_TILE_US + MERGE_US;
@@ -370,7 +370,7 @@ int launch_kernel(const FaForwardArgs* args, const fa::TileParams& params, const
   static fa::OncePerDevice prepare;
   const auto prepare_once = [&] { return fa::prepare_kernel<SHAPE, smem_bytes>(args, reinterpret_cast<const void*>(kernel)); };
   if (int status = prepare(prepare_once)) return status;
-  const int blocks = SHAPE::HAS_SPLIT ? fa::most_blocks<SHAPE>() : std::min(params.work_tiles, fa::most_blocks<SHAPE>());
+  const int blocks = SHAPE::HAS_SPLIT ? fa::max_blocks<SHAPE>() : std::min(params.work_tiles, fa::max_blocks<SHAPE>());
   kernel<<<blocks, SHAPE::THREADS, smem_bytes, stream>>>(params, maps.q, maps.k, maps.v, maps.o, deal);
   return static_cast<int>(cudaPeekAtLastError());
 }

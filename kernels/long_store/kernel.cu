@@ -178,7 +178,7 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   static fa::OncePerDevice prepare;
   const auto prepare_once = [&] { return fa::prepare_kernel<SHAPE, smem_bytes>(args, reinterpret_cast<const void*>(kernel)); };
   if (int status = prepare(prepare_once)) return status;
-  const int blocks = std::min(params.work_tiles, fa::most_blocks<SHAPE>());
+  const int blocks = std::min(params.work_tiles, fa::max_blocks<SHAPE>());
   kernel<<<blocks, SHAPE::THREADS, smem_bytes, stream>>>(params, maps.q, maps.k, maps.v, maps.o);
   return static_cast<int>(cudaPeekAtLastError());
 }

@@ -31,6 +31,7 @@ TINY_V, TINY_KEY = {"fp16": 2.0**-17}, {"fp16": 2.0**-13}
 TINY = 2.0**-100
 # The largest |V|.  In bf16 and fp32, a right kernel sums many such V in float32 before it divides by the row sum.
 LARGEST_V, LARGEST_V_FLOAT32 = {"fp16": 60000.0}, 2.0**96
+MAX_SCALE_OF_DK = 1.5  # times 1/sqrt(head_dim), where Q is large: dK is a sum of its rows
 LARGEST_V_OF_DS = 256.0  # where dS is in fp16
 MIN_SCALE = 2.0**-11  # with which an element of fp16 makes a score of `LEVEL`
 
@@ -88,9 +89,6 @@ def equal_scores(inputs: Any) -> Any:
 def long_tail(inputs: Any) -> Any:
     """Each number x becomes x + x^3 / 4, so that there are many moderate outliers."""
     return inputs.map(lambda tensor: tensor * (1 + TAIL * tensor * tensor))
-
-
-LARGEST_SCALE_OF_DK = 1.5  # times 1/sqrt(head_dim); dK has the large dims of Q
 
 
 def subnormal(inputs: Any, case: Shape) -> Any:
@@ -220,7 +218,7 @@ def _obstacles(case: Shape, profile: str) -> Iterator[str]:
         yield "a sink is part of the log-sum-exp"
     if profile == "equal_scores" and (case.value_of("bias") is not None or case.value_of("alibi")):
         yield "a bias makes scores differ"
-    if profile == "subnormal" and _has_ds_in_fp16(case) and abs(scale) > LARGEST_SCALE_OF_DK / math.sqrt(case.head_dim):
+    if profile == "subnormal" and _has_ds_in_fp16(case) and abs(scale) > MAX_SCALE_OF_DK / math.sqrt(case.head_dim):
         yield f"with the scale {scale:g}, dK is beyond fp16"
     if profile == "value_range" and case.dtype == "fp32" and case.value_of("sink"):
         yield "beside a large sink, weights are subnormal in float32, and V makes their rounding count"

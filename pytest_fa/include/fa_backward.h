@@ -29,7 +29,8 @@ struct FaBackwardArgs {
   const float* dlse; /* [batch, heads, seq_q], contiguous: the gradient of lse, in its conventions; NULL: zeros */
 
   /* The gradients, of q's dtype.  Those of a query or key that sees nothing are 0.  Rows of padding, which are at or behind the
-   * lengths of a sequence, are not written; those of dout and dlse may hold NaN, as those of q, k, v, out and lse may. */
+   * lengths of a sequence, are not written; those of dout and dlse may hold NaN, as those of q, k, v, out and lse may.  With
+   * cu_seqlens, dout and dq have the rows of q, dlse is [heads, rows], and dk and dv have the rows of k. */
   void* dq; /* [batch, heads,    seq_q, head_dim] */
   void* dk; /* [batch, kv_heads, seq_k, head_dim]: the sum over the query heads that share a head of k and v */
   void* dv; /* [batch, kv_heads, seq_k, head_dim_v]: the same */

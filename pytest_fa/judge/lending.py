@@ -26,8 +26,8 @@ from pytest_fa.gpu.shared_memory import (
 )
 from pytest_fa.wire.commands import Attach, Detach, View
 
-LEAST_BYTES = 16 * GRAIN_BYTES
-SMALL_BYTES = 2**24
+# Of a piece: the smallest size, and the largest of those that are powers of two.
+MIN_PIECE_BYTES, MAX_POWER_BYTES = 16 * GRAIN_BYTES, 2**24
 
 Send = Callable[[Attach | Detach, int | None], object]  # a command, and a descriptor that goes beside it
 
@@ -178,6 +178,6 @@ class OtherProcess:
 
 def _rounded_up(size_bytes: int) -> int:
     """The size of a piece.  Small ones have few sizes, so that later tensors fit: a new one takes a millisecond."""
-    if size_bytes <= SMALL_BYTES:
-        return max(LEAST_BYTES, 1 << (size_bytes - 1).bit_length())
+    if size_bytes <= MAX_POWER_BYTES:
+        return max(MIN_PIECE_BYTES, 1 << (size_bytes - 1).bit_length())
     return -(-size_bytes // GRAIN_BYTES) * GRAIN_BYTES

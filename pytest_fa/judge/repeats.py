@@ -70,8 +70,8 @@ def repeat(
     """
     kind = first.out.device.type
     wanted = requested_count or (FURTHER_SEED_REPEATS if is_further_seed else DEFAULT_REPEATS)[kind]
-    most = max(1, min(wanted, MAX_OUTPUT_BYTES[kind] // max(1, first.nbytes)))
-    outs = Output(launch.out_buffer, launch.more_buffers).map(lambda like: _outputs(launch, like, most))
+    max_calls = max(1, min(wanted, MAX_OUTPUT_BYTES[kind] // max(1, first.nbytes)))
+    outs = Output(launch.out_buffer, launch.more_buffers).map(lambda like: _outputs(launch, like, max_calls))
     comparisons = [
         _Comparison(tensor, padding_of(name, launch.inputs), keep_farthest=keep_farthest)
         for name, tensor in first.named.items()

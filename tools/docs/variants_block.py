@@ -28,7 +28,7 @@ from tools.docs.block import (
     table,
     with_origin,
 )
-from tools.docs.source_counts import changed_lines
+from tools.docs.source_counts import changed_lines, source_of
 
 TENSOR_OPCODES = ("HMMA", "HGMMA", "QMMA", "QGMMA")
 
@@ -161,17 +161,13 @@ def _changed_lines(row: Row) -> Iterator[str]:
     if parent is None or parent.folder == variant.folder or {parent.entry.kind, variant.entry.kind} != {"cuda"}:
         yield NOTHING
         return
-    yield str(changed_lines(_source_of(parent), _source_of(variant)))
+    yield str(changed_lines(source_of(parent), source_of(variant)))
 
 
 def _lines(row: Row) -> Iterator[str]:
     """The number of lines of the CUDA source."""
     is_cuda = row.variant.entry.kind == "cuda"
-    yield str(len(_source_of(row.variant).splitlines())) if is_cuda else NOTHING
-
-
-def _source_of(variant: Variant) -> str:
-    return (Path(variant.folder) / variant.entry.source).read_text(encoding="utf-8")
+    yield str(len(source_of(row.variant).splitlines())) if is_cuda else NOTHING
 
 
 def _checks(row: Row) -> Iterator[str]:

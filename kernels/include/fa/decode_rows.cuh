@@ -4,14 +4,11 @@
 
 #include <math_constants.h>
 
+#include "fa/fragment.cuh"
 #include "fa/params.cuh"
 
 namespace fa {
 
-constexpr int WARP = 32;
-constexpr int QUAD = 4;  // lanes that share a row of an mma fragment
-constexpr int MMA_M = 16, MMA_N = 8;
-constexpr int LANE_ROWS = 2;   // rows of an mma tile that a lane holds: r and r + 8
 constexpr int STEP_KEYS = 16;  // keys of a step, which one mma of P V takes
 constexpr int KEY_TILES = STEP_KEYS / MMA_N;
 

@@ -9,9 +9,6 @@
 
 namespace fa {
 
-// O is rescaled only where P would exceed 2^8.  fp16 holds values up to 2^15 with the same relative error.
-constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;
-
 __device__ __forceinline__ float finite_or_zero(float m) { return m == -CUDART_INF_F ? 0.0f : m; }
 
 // What a lane holds of its rows: O, and the running softmax.

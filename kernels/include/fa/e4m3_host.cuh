@@ -10,23 +10,17 @@
 #include "fa/e4m3.cuh"
 #include "fa/e4m3_tile.cuh"
 #include "fa/launch.h"
+#include "fa/sections.h"
+#include "fa/tensor_map.h"
 #include "fa_forward.h"
 
 namespace fa {
-
-// K and V of the heads that are computed at the same time should fit in L2 (50 MB) besides Q and O.
-constexpr int64_t SECTION_BYTES = 32 << 20;
 
 // Describes a tensor to TMA: `sizes` from the contiguous dimension on, the strides of the others in bytes, and boxes of
 // `columns` x `rows`.  Returns FA_OK, or refuses the call.
 inline int make_byte_map(CUtensorMap* map, const FaForwardArgs* args, CUtensorMapDataType type, const void* data,
                     const int64_t (&sizes)[4], const int64_t (&stride_bytes)[3], int columns, int rows, CUtensorMapSwizzle swizzle) {
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult query_result;
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &query_result);
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-  }();
+  const auto encode = tensor_map_encoder();
   if (encode == nullptr) return fa_refuse(args, "the driver has no cuTensorMapEncodeTiled");
   cuuint64_t unsigned_sizes[4], unsigned_strides[3];
   std::copy(sizes, sizes + 4, unsigned_sizes);
@@ -73,16 +67,6 @@ int make_o_map(CUtensorMap* map, const FaForwardArgs* args) {
                          {stride.seq * 2, stride.head * 2, stride.batch * 2}, BOX_COLUMNS, GROUP_M, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
-// Returns the number of heads of a section.  Without a mask, all work tiles are equally long, and heads are computed one after
-// another, so that few heads are in L2 at a time.
-inline int section_heads_of(const FaForwardArgs* args) {
-  if (args->causal == FA_CAUSAL_NONE) return 1;
-  const int64_t head_bytes = std::max<int64_t>(1, args->seq_k * args->head_dim * 2 / (args->heads / args->kv_heads));
-  int64_t heads = 1;
-  while (heads * 2 * head_bytes <= SECTION_BYTES && heads < args->batch * args->heads) heads *= 2;
-  return static_cast<int>(heads);
-}
-
 // Fills `params` and returns FA_OK, or refuses the call.
 template <typename SHAPE>
 int make_e4m3_params(const FaForwardArgs* args, E4m3Params* params) {
@@ -111,7 +95,7 @@ int make_e4m3_params(const FaForwardArgs* args, E4m3Params* params) {
              static_cast<int>(args->kv_heads),
              static_cast<int>(batch_heads),
              static_cast<int>(m_blocks),
-             section_heads_of(args),
+             section_heads_of(args, 1),
              static_cast<int>(m_blocks * batch_heads),
              static_cast<uint32_t>(((int64_t(1) << 31) + heads_per_kv_head - 1) / heads_per_kv_head)};
   return FA_OK;

@@ -5,15 +5,13 @@
 #include <math_constants.h>
 
 #include "fa/e4m3_schedule.cuh"
+#include "fa/fragment.cuh"
 #include "fa/ptx.cuh"
 #include "fa/warp.cuh"
 
 namespace fa {
 
-constexpr int WARP = 32;
-constexpr int QUAD = 4;  // lanes that share a row of an mma fragment
-constexpr int MMA_M = 16, MMA_N = 8, MMA_K = 32;
-constexpr int LANE_ROWS = 2;  // rows that a lane holds: r and r + 8
+constexpr int E4M3_MMA_K = 32;  // the depth of an mma in e4m3
 
 // How the row max is computed: with floats, or with integers, three at a time.
 enum RowMax { FLOATS, INTEGERS };

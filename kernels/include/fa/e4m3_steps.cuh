@@ -35,7 +35,7 @@ __device__ __forceinline__ void start_s(float (&s)[SHAPE::S_TILES][4], uint64_t 
   constexpr bool IS_OMITTED = IS_OMITTED_PHASE<QK> || IS_OMITTED_PHASE<PRODUCTS>;
   wgmma_fence();
 #pragma unroll
-  for (int d = 0; d < (IS_OMITTED ? MMA_K : SHAPE::HEAD_DIM); d += MMA_K) {
+  for (int d = 0; d < (IS_OMITTED ? E4M3_MMA_K : SHAPE::HEAD_DIM); d += E4M3_MMA_K) {
     wgmma_m64k32_e4m3(s, q + SHAPE::qk_step_bytes(d) / 16, k + SHAPE::qk_step_bytes(d) / 16, d > 0);
   }
   wgmma_commit_group();
@@ -48,7 +48,7 @@ __device__ __forceinline__ void start_pv(float (&o)[SHAPE::PV_TILES][4], const u
   wgmma_fence();
 #pragma unroll
   for (int n = 0; n < (IS_OMITTED ? 1 : SHAPE::P_TILES); ++n) {
-    wgmma_m64k32_e4m3(o, p[n], v + SHAPE::pv_step_bytes(n * MMA_K) / 16, ADDS_UP || n > 0);
+    wgmma_m64k32_e4m3(o, p[n], v + SHAPE::pv_step_bytes(n * E4M3_MMA_K) / 16, ADDS_UP || n > 0);
   }
   wgmma_commit_group();
 }
@@ -57,7 +57,7 @@ __device__ __forceinline__ void start_pv(float (&o)[SHAPE::PV_TILES][4], const u
 template <typename SHAPE>
 __device__ __forceinline__ void round_p(uint32_t (&p)[SHAPE::P_TILES][4], const float (&s)[SHAPE::S_TILES][4]) {
 #pragma unroll
-  for (int n = 0; n < SHAPE::P_TILES; ++n) make_p_fragment(p[n], s, n * MMA_K / MMA_N);
+  for (int n = 0; n < SHAPE::P_TILES; ++n) make_p_fragment(p[n], s, n * E4M3_MMA_K / MMA_N);
 }
 
 // Adds P V of a key tile to O.

@@ -3,6 +3,7 @@
 
 #include "fa/e4m3_softmax.cuh"
 #include "fa/omit.cuh"
+#include "fa/ring.cuh"
 #include "fa/warpgroup.cuh"
 
 namespace fa {
@@ -21,10 +22,6 @@ enum E4m3Barrier {
   O_WRITTEN  // all threads of the warpgroup have written O to shared memory
 };
 
-constexpr int GROUP_M = 64;      // queries of a warpgroup: the rows of a wgmma
-constexpr int GROUP_THREADS = 128;
-constexpr int BOX_COLUMNS = 64;  // columns of O per TMA box: 128 bytes, the span of the swizzle
-
 // The sizes of one work tile.  With HAS_ONES_, V has eight more columns that are one.
 template <int HEAD_DIM_, int GROUPS_, int BLOCK_N_, bool HAS_ONES_>
 struct Shape {
@@ -39,12 +36,12 @@ struct Shape {
   static constexpr int ALL_REGISTERS = PRODUCER_REGISTERS + GROUPS * REGISTERS;  // of one thread of each warpgroup
   static_assert(ALL_REGISTERS <= (GROUPS + 1) * START_REGISTERS, "no registers are created");
   static constexpr bool HAS_ONES = HAS_ONES_;
-  static constexpr int S_TILES = BLOCK_N / MMA_N, P_TILES = BLOCK_N / MMA_K, O_TILES = HEAD_DIM / MMA_N;
+  static constexpr int S_TILES = BLOCK_N / MMA_N, P_TILES = BLOCK_N / E4M3_MMA_K, O_TILES = HEAD_DIM / MMA_N;
   static constexpr int PV_TILES = O_TILES + HAS_ONES;
   // Rows of Q and K have HEAD_DIM bytes, which is also the span of their swizzle.  V^T has a panel [V_ROWS, PANEL_KEYS] for each
   // PANEL_KEYS keys of a tile, with a swizzle of that span.
   static constexpr int PANEL_KEYS = BLOCK_N % 128 == 0 ? 128 : BLOCK_N % 64 == 0 ? 64 : 32, V_ROWS = PV_TILES * MMA_N;
-  static_assert(BLOCK_N % PANEL_KEYS == 0 && PANEL_KEYS % MMA_K == 0, "a tile has whole panels, and a panel whole steps of P V");
+  static_assert(BLOCK_N % PANEL_KEYS == 0 && PANEL_KEYS % E4M3_MMA_K == 0, "a tile has whole panels, and a panel whole steps of P V");
   static constexpr int Q_BYTES = BLOCK_M * HEAD_DIM, K_BYTES = BLOCK_N * HEAD_DIM;
   static constexpr int V_LOADED_BYTES = BLOCK_N * HEAD_DIM, PANEL_BYTES = V_ROWS * PANEL_KEYS, V_BYTES = BLOCK_N * V_ROWS;
   static_assert(GROUP_M * HEAD_DIM % 1024 == 0 && K_BYTES % 1024 == 0, "the pattern of a swizzle repeats every 1024 bytes or less");
@@ -99,7 +96,7 @@ __device__ __forceinline__ void produce(const E4m3Params& params, const CUtensor
   uint32_t q_phase = 0;
 #pragma unroll 1
   for (int round = 0, number; (number = dealt_number(round, blockIdx.x, gridDim.x)) < params.work_tiles; ++round) {
-    const WorkTile work = make_work_tile<SHAPE::BLOCK_M, BLOCK_N>(params, number);
+    const WorkTile work = make_work_tile<SHAPE>(params, number);
     if (work.key_tiles == 0) continue;
     const Head head = make_head(params, work.batch_head);
     auto load_k = [&](int j) {

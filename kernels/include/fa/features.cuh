@@ -24,17 +24,17 @@ struct Sequence {
 
 template <bool IS_PLAIN>
 __device__ __forceinline__ Sequence find_sequence(const FaForwardArgs& args, int64_t batch) {
-  Sequence found = {args.features & FA_SEQLENS_Q ? args.seqlens_q[batch] : args.seq_q,
-                    args.features & FA_SEQLENS_K ? args.seqlens_k[batch] : args.seq_k, 0, 0};
+  Sequence sequence = {args.features & FA_SEQLENS_Q ? args.seqlens_q[batch] : args.seq_q,
+                       args.features & FA_SEQLENS_K ? args.seqlens_k[batch] : args.seq_k, 0, 0};
   if (!IS_PLAIN && args.features & FA_CU_SEQLENS_Q) {
-    found.first_query = args.cu_seqlens_q[batch];
-    found.queries = args.cu_seqlens_q[batch + 1] - found.first_query;
+    sequence.first_query = args.cu_seqlens_q[batch];
+    sequence.queries = args.cu_seqlens_q[batch + 1] - sequence.first_query;
   }
   if (!IS_PLAIN && args.features & FA_CU_SEQLENS_K) {
-    found.first_key = args.cu_seqlens_k[batch];
-    found.keys = args.cu_seqlens_k[batch + 1] - found.first_key;
+    sequence.first_key = args.cu_seqlens_k[batch];
+    sequence.keys = args.cu_seqlens_k[batch + 1] - sequence.first_key;
   }
-  return found;
+  return sequence;
 }
 
 // Returns the keys that query `row` of a sequence sees.  A causal diagonal is aligned to the top-left or to the bottom-right

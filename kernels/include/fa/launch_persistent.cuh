@@ -15,7 +15,7 @@ int launch_persistent(const FaForwardArgs* args, cudaStream_t stream) {
   static OncePerDevice prepare;
   const auto prepare_once = [&] { return prepare_kernel<SHAPE, SMEM_BYTES>(args, reinterpret_cast<const void*>(KERNEL)); };
   if (int status = prepare(prepare_once)) return status;
-  const int blocks = std::min(params.work_tiles, most_blocks<SHAPE>());
+  const int blocks = std::min(params.work_tiles, max_blocks<SHAPE>());
   KERNEL<<<blocks, SHAPE::THREADS, SMEM_BYTES, stream>>>(params, maps.q, maps.k, maps.v, maps.o);
   return static_cast<int>(cudaPeekAtLastError());
 }

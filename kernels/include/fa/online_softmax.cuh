@@ -10,9 +10,6 @@
 
 namespace fa {
 
-// O is rescaled only where P would exceed 2^8.  fp16 holds values up to 2^15 with the same relative error.
-constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;
-
 // Hides the scores of keys from `limit` on, and negates all scores if the scale is negative.
 template <int S_TILES, typename PARAMS>
 __device__ __forceinline__ void mask(float (&s)[S_TILES][4], const PARAMS& params, int query, int first_key, int lane) {

@@ -2,9 +2,9 @@
 // buffer counts the bytes of TMA; that of an empty one counts the warps that have read it.
 #pragma once
 
+#include "fa/fragment.cuh"
 #include "fa/hopper.cuh"
 #include "fa/omit.cuh"
-#include "fa/shape.cuh"
 
 namespace fa {
 

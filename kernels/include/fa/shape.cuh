@@ -1,15 +1,9 @@
 // The sizes of a work tile of kernels with wgmma, a producer warpgroup and GROUPS computing warpgroups.
 #pragma once
 
-namespace fa {
+#include "fa/fragment.cuh"
 
-constexpr int WARP = 32;
-constexpr int QUAD = 4;  // lanes that share a row of an mma fragment
-constexpr int MMA_M = 16, MMA_N = 8, MMA_K = 16;
-constexpr int GROUP_M = 64;        // queries of a warpgroup: the rows of a wgmma
-constexpr int GROUP_THREADS = 128;
-constexpr int BOX_COLUMNS = 64;    // columns per TMA box: 128 bytes, the span of the swizzle
-constexpr int LANE_ROWS = 2;       // rows that a lane holds: r and r + 8
+namespace fa {
 
 // A work tile of GROUPS x 64 queries, with tiles of BLOCK_N keys.
 template <int HEAD_DIM_, int GROUPS_, int BLOCK_N_>

@@ -29,29 +29,29 @@ struct Costs {
 template <typename SHAPE>
 bool has_many_rounds(const TileParams& params) {
   constexpr int EXACT_ROUNDS = 16;
-  return params.work_tiles > EXACT_ROUNDS * std::min(params.work_tiles, most_blocks<SHAPE>());
+  return params.work_tiles > EXACT_ROUNDS * std::min(params.work_tiles, max_blocks<SHAPE>());
 }
 
 // Returns the time of the SM with the most work, up to a factor that is the same for all shapes.  The first `tiles` work tiles are
 // dealt to the blocks; us_of(number) is the time of one.
 template <typename SHAPE, typename UsOf>
 double busiest_sm_us(const TileParams& params, int tiles, UsOf us_of) {
-  const int blocks = std::min(params.work_tiles, most_blocks<SHAPE>()), sms = std::max(1, sm_count());
+  const int blocks = std::min(params.work_tiles, max_blocks<SHAPE>()), sms = std::max(1, sm_count());
   if (has_many_rounds<SHAPE>(params)) {
     double us = 0.0;
     const int heads = std::min(params.section_heads, params.batch_heads);
     for (int m_block = 0; m_block < params.m_blocks; ++m_block) us += us_of(m_block * heads);
     return us * params.batch_heads / sms;
   }
-  double most_us = 0.0;
+  double max_us = 0.0;
   for (int sm = 0; sm < sms; ++sm) {
     double us = 0.0;
     for (int block = sm; block < blocks; block += sms) {
       for (int round = 0, number; (number = dealt_number(round, block, blocks)) < tiles; ++round) us += us_of(number);
     }
-    most_us = std::max(most_us, us);
+    max_us = std::max(max_us, us);
   }
-  return most_us;
+  return max_us;
 }
 
 // Returns the index of the least of the estimated times.  Choices are remembered, because one takes up to 100 us.  A call that

@@ -11,9 +11,6 @@
 
 namespace fa {
 
-// O is rescaled only where P would exceed 2^8.  fp16 holds values up to 2^15 with the same relative error.
-constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;
-
 template <int N>
 __device__ __forceinline__ void negate(float (&s)[N][4]) {
 #pragma unroll

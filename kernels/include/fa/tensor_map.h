@@ -14,16 +14,22 @@ struct Box {
   int rows, columns;
 };
 
-// Describes a tensor [batch, heads, seq, head_dim] with elements of two bytes to TMA.  Elements outside of it are zeros.  Returns
-// FA_OK, or refuses the call.
-inline int make_tensor_map(CUtensorMap* map, const FaForwardArgs* args, const void* data, int64_t heads, int64_t seq,
-                           const FaStrides& stride, Box box) {
+// The driver's function that encodes tensor maps; nullptr if it has none.
+inline auto tensor_map_encoder() {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult query_result;
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &query_result);
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
+  return encode;
+}
+
+// Describes a tensor [batch, heads, seq, head_dim] with elements of two bytes to TMA.  Elements outside of it are zeros.  Returns
+// FA_OK, or refuses the call.
+inline int make_tensor_map(CUtensorMap* map, const FaForwardArgs* args, const void* data, int64_t heads, int64_t seq,
+                           const FaStrides& stride, Box box) {
+  const auto encode = tensor_map_encoder();
   if (encode == nullptr) return fa_refuse(args, "the driver has no cuTensorMapEncodeTiled");
   const auto dtype = args->dtype == FA_DTYPE_fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(args->head_dim), static_cast<cuuint64_t>(seq),

@@ -1,17 +1,15 @@
-// The sizes of warps, mma fragments and vectors, and the work of one thread block.
+// The work of one thread block.
 #pragma once
 
 #include <stdint.h>
 
+#include "fa/fragment.cuh"
 #include "fa/params.cuh"
 #include "fa_forward.h"
 
 namespace fa {
 
-constexpr int WARP = 32;
-constexpr int QUAD = 4;                           // lanes that share a row of an mma fragment
-constexpr int MMA_M = 16, MMA_N = 8, MMA_K = 16;  // rows, columns and depth of an mma
-constexpr int VECTOR = 8;                         // 16-bit elements in 16 bytes
+constexpr int VECTOR = 8;  // 16-bit elements in 16 bytes
 
 // The work of one thread block: a tile of queries of one head, and all keys that they see.
 template <typename T>

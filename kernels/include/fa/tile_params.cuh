@@ -7,6 +7,7 @@
 
 #include "fa/launch.h"
 #include "fa/params.cuh"
+#include "fa/sections.h"
 #include "fa/shape.cuh"
 #include "fa/tensor_map.h"
 #include "fa_forward.h"
@@ -32,19 +33,6 @@ struct TensorMaps {
   CUtensorMap q, k, v, o;
 };
 
-// K and V of the heads that are computed at the same time should fit in L2 (50 MB) besides Q and O.
-constexpr int64_t SECTION_BYTES = 32 << 20;
-
-// Returns the number of heads of a section.  Without a mask, all work tiles are equally long, and heads are computed one after
-// another, so that few heads are in L2 at a time.
-inline int section_heads_of(const FaForwardArgs* args) {
-  if (args->causal == FA_CAUSAL_NONE) return 1;
-  const int64_t head_bytes = std::max<int64_t>(1, args->seq_k * args->head_dim * 4 / (args->heads / args->kv_heads));
-  int64_t heads = 1;
-  while (heads * 2 * head_bytes <= SECTION_BYTES && heads < args->batch * args->heads) heads *= 2;
-  return static_cast<int>(heads);
-}
-
 // Fills `params` and returns FA_OK, or refuses the call.
 template <typename SHAPE>
 int make_tile_params(const FaForwardArgs* args, TileParams* params) {
@@ -68,7 +56,7 @@ int make_tile_params(const FaForwardArgs* args, TileParams* params) {
              static_cast<int>(args->heads),
              static_cast<int>(batch_heads),
              static_cast<int>(m_blocks),
-             section_heads_of(args),
+             section_heads_of(args, 2),
              static_cast<int>(m_blocks * batch_heads),
              all_params.kv_head_factor};
   return FA_OK;
@@ -88,7 +76,7 @@ int make_tensor_maps(const FaForwardArgs* args, TensorMaps* maps) {
 
 // The number of blocks that the GPU runs at the same time.
 template <typename SHAPE>
-int most_blocks() {
+int max_blocks() {
   return std::max(1, sm_count() * SHAPE::BLOCKS_PER_SM);
 }
 

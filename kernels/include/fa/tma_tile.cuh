@@ -11,8 +11,6 @@
 
 namespace fa {
 
-constexpr int BOX_COLUMNS = 64;  // columns per TMA box: 128 bytes, the span of the swizzle
-
 // The kernel parameters other than the tensor maps.  They fit in one 64-byte line of the constant cache, because the first read
 // of a line takes as long as 150 to 200 cycles.
 struct TmaParams {

@@ -10,7 +10,7 @@ import torch
 
 from pytest_fa.gpu.shared_memory import GRAIN_BYTES, Memories, map_on_cpu
 from pytest_fa.judge import lending as lending_module
-from pytest_fa.judge.lending import LEAST_BYTES, SMALL_BYTES, OtherProcess, SameProcess
+from pytest_fa.judge.lending import MAX_POWER_BYTES, MIN_PIECE_BYTES, OtherProcess, SameProcess
 from pytest_fa.wire.commands import Attach, Detach
 
 CPU = torch.device("cpu")
@@ -94,13 +94,13 @@ def test_allocated_memory_is_not_copied(other: Other, lending: OtherProcess) -> 
 
 def test_pieces_are_used_again(other: Other, lending: OtherProcess) -> None:
     """A piece that was taken back is lent again, also to a tensor of another size: small pieces have few sizes."""
-    for count in (1, 100, LEAST_BYTES // 4):
+    for count in (1, 100, MIN_PIECE_BYTES // 4):
         lending.lend([torch.zeros(count), torch.zeros(100)])
         lending.take_back()
-    assert other.sizes == [LEAST_BYTES, LEAST_BYTES]
-    lending.lend([torch.zeros(LEAST_BYTES // 4 + 1)])
-    lending.lend([torch.zeros(SMALL_BYTES // 4 + 1)])
-    assert other.sizes[2:] == [2 * LEAST_BYTES, SMALL_BYTES + GRAIN_BYTES]
+    assert other.sizes == [MIN_PIECE_BYTES, MIN_PIECE_BYTES]
+    lending.lend([torch.zeros(MIN_PIECE_BYTES // 4 + 1)])
+    lending.lend([torch.zeros(MAX_POWER_BYTES // 4 + 1)])
+    assert other.sizes[2:] == [2 * MIN_PIECE_BYTES, MAX_POWER_BYTES + GRAIN_BYTES]
 
 
 def test_a_job_gives_up_its_memory(other: Other, lending: OtherProcess, monkeypatch: pytest.MonkeyPatch) -> None:
