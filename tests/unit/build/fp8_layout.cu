@@ -15,9 +15,9 @@ void print_shape() {
   printf("descriptors %llu %llu\n", static_cast<unsigned long long>(fa::k_major_descriptor_bits(SHAPE::HEAD_DIM)),
          static_cast<unsigned long long>(fa::k_major_descriptor_bits(SHAPE::PANEL_KEYS)));
   printf("qk_steps");
-  for (int d = 0; d < SHAPE::HEAD_DIM; d += MMA_K) printf(" %d", SHAPE::qk_step_bytes(d));
+  for (int d = 0; d < SHAPE::HEAD_DIM; d += E4M3_MMA_K) printf(" %d", SHAPE::qk_step_bytes(d));
   printf("\npv_steps");
-  for (int key = 0; key < SHAPE::BLOCK_N; key += MMA_K) printf(" %d", SHAPE::pv_step_bytes(key));
+  for (int key = 0; key < SHAPE::BLOCK_N; key += E4M3_MMA_K) printf(" %d", SHAPE::pv_step_bytes(key));
   printf("\npanels");
   for (int key = 0; key < SHAPE::BLOCK_N; key += SHAPE::PANEL_KEYS) printf(" %d", SHAPE::pv_step_bytes(key));
   printf("\n");
@@ -29,8 +29,8 @@ float e4m3_value(int bits) { return __half2float(__half(__nv_cvt_fp8_to_halfraw(
 // lower eight rows.
 void print_p_fragments() {
   for (int lane = 0; lane < WARP; ++lane) {
-    float s[MMA_K / MMA_N][4];
-    for (int n = 0; n < MMA_K / MMA_N; ++n) {
+    float s[E4M3_MMA_K / MMA_N][4];
+    for (int n = 0; n < E4M3_MMA_K / MMA_N; ++n) {
       for (int i = 0; i < 4; ++i) s[n][i] = e4m3_value((1 + n * MMA_N + lane % QUAD * 2 + i % 2) | (i / 2 ? 0x80 : 0));
     }
     uint32_t p[4];
@@ -59,6 +59,6 @@ int main() {
   print_patch<false>();
   print_patch<true>();
   printf("keys");
-  for (int column = 0; column < MMA_K; ++column) printf(" %d", fa::key_of_column(column));
+  for (int column = 0; column < E4M3_MMA_K; ++column) printf(" %d", fa::key_of_column(column));
   printf("\nrounded %u\n", fa::pack_e4m3(500.0f, -1e9f, 1.0f, NAN));
 }
