@@ -1,4 +1,4 @@
-"""The rung with windows and attention sinks, emulated on the CPU."""
+"""The rungs with windows and attention sinks, emulated on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.tiers import nightly_after, nightly_but
 
 pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 
-RUNG = "swizzle_window"
+RUNG, LONG_RUNG = "swizzle_window", "long_window"
 SHAPES = (
     "b2h4s70d64-fp16-win37_21-kv2-sk200-sink-bshd",
     "b1h6s150d64-fp16-causal_br-kv2-sk77-sink",  # the first queries see nothing but the sink, which one head lacks
@@ -38,11 +38,26 @@ SHAPES = (
     "b2h4s70d128-fp16-win37_21-kv2-sk200-sink-bshd",
     "b1h2s70d128-fp16-winm8_57-sk200",
 )
+LONG_SHAPES = (
+    "b2h4s300d64-fp16-win37_21-kv2-sk400-sink-bshd",
+    "b1h2s130d96-fp16-win37_0-sk200-sink",
+    *SHAPES,
+    "b1h2s600d128-fp16-win200_0-sk900-sink",
+    "b1h2s600d64-fp16-winm64_o-sk300-sink",
+    "b1h3s300d80-fp16-causal-sk1100",
+    "b2h4s333d80-fp16-win100_30-kv2-sk500-bshd",
+    "b1h2s400d96-fp16-causal_br-sk700-bshd",
+    "b1h2s130d112-fp16-sk0-sink",
+    "b1h2s700d112-fp16-win64_0-sk300",
+)
 TILES = ((32, 16, 3), (128, 32, 2), (16, 64, 2), (32, 48, 4))  # queries, keys, stages
 MISTAKES = {
     "wrong_window_begin_not_masked": "b1h2s70d64-fp16-win37_0-sk200",
     "wrong_window_begin_too_late": "b1h2s70d64-fp16-win37_0-sk200",
     "wrong_window_sink_not_in_max": "b1h6s70d64-fp16-kv2-sink",
+    "wrong_long_begin_not_masked": "b1h2s70d64-fp16-win37_0-sk200",
+    "wrong_long_begin_too_late": "b1h2s70d64-fp16-win37_0-sk400",
+    "wrong_long_sink_not_in_max": "b1h6s70d64-fp16-kv2-sink",
 }
 
 
@@ -52,21 +67,41 @@ def test_it_is_right(build: Build, shape: str) -> None:
     assert complaints(build(RUNG, parse_case(f"{shape}-seed0").head_dim), shape, Schedule()) == []
 
 
-def test_hidden_tiles_are_not_read(build: Build) -> None:
+@pytest.mark.parametrize("number", nightly_after(2, range(len(LONG_SHAPES))))
+def test_the_long_rung_is_right(build: Build, number: int) -> None:
+    """So are they with persistent blocks, in each order of copies and threads, and with other head sizes."""
+    shape = LONG_SHAPES[number]
+    head_dim = parse_case(f"{shape}-seed0").head_dim
+    kernel = build(LONG_RUNG if head_dim in (64, 128) else "long_heads", head_dim)
+    assert complaints(kernel, shape, Schedule(number, 2, early=number % 3 / 2)) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("tile", range(5))
+def test_the_long_rung_is_right_with_each_shape_of_work_tiles(build: Build, tile: int) -> None:
+    """Warpgroups of a block that see different key tiles take their turns, and release the tiles that they skip."""
+    kernel = build(LONG_RUNG, 64, ONLY_SHAPE=tile)
+    shapes = [shape for shape in LONG_SHAPES if "d64" in shape]
+    found = {shape: complaints(kernel, shape, Schedule(tile, 3, early=tile % 3 / 2)) for shape in shapes}
+    assert found == {shape: [] for shape in shapes}
+
+
+@pytest.mark.parametrize(("rung", "defines"), [(RUNG, {}), (LONG_RUNG, {"ONLY_SHAPE": 4})])
+def test_hidden_tiles_are_not_read(build: Build, rung: str, defines: dict[str, int]) -> None:
     """NaN in key tiles that no query sees changes no bit: 64 queries see keys of the tiles 5 to 8 of 10."""
     case = parse_case("b1h1s64d64-fp16-win200_m100-sk640-seed0")
-    inputs, kernel = make_inputs(case, torch.device("cpu")), build(RUNG, 64)
+    inputs, kernel = make_inputs(case, torch.device("cpu")), build(rung, 64, **defines)
     expected = kernel(case, inputs, Schedule())
     for tensor in (inputs.k, inputs.v):
         tensor[:, :, : 5 * 64] = tensor[:, :, 9 * 64 :] = math.nan
     assert all(map(torch.equal, kernel(case, inputs, Schedule()), expected))
 
 
-@pytest.mark.parametrize("name", nightly_but(MISTAKES, "wrong_window_begin_too_late"))
+@pytest.mark.parametrize("name", nightly_but(MISTAKES, "wrong_window_begin_too_late", "wrong_long_begin_not_masked"))
 def test_each_mistake_is_found(build: Build, name: str) -> None:
     """A kernel with one mistake is wrong where the rung is right."""
     shape = MISTAKES[name]
-    assert complaints(build(RUNG, 64), shape, Schedule()) == []
+    assert complaints(build(LONG_RUNG if "long" in name else RUNG, 64), shape, Schedule()) == []
     assert complaints(build(name), shape, Schedule()) != []
 
 
@@ -82,9 +117,10 @@ def test_it_is_right_with_other_tiles(build: Build, tile: tuple[int, int, int]) 
 
 
 @pytest.mark.nightly
-def test_each_claim_is_right(build: Build) -> None:
+@pytest.mark.parametrize("rung", [RUNG, LONG_RUNG, "long_heads"])
+def test_each_claim_is_right(build: Build, rung: str) -> None:
     """The cases of a default run are right, which have any two of the claims."""
-    kernel = build(RUNG, dtypes=("fp16", "bf16"))
+    kernel = build(rung, dtypes=("fp16", "bf16"))
     cases = claim_cases(kernel.variant, ())
     found = {case.id: complaints(kernel, case.shape_id, Schedule()) for case in cases}
     assert (found, len(cases) > len(SHAPES)) == ({case.id: [] for case in cases}, True)

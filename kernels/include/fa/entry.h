@@ -13,10 +13,11 @@ using e4m3 = uint8_t;  // one byte
 
 namespace fa {
 
-// Calls LAUNCH::call<T, HEAD_DIM> for the dtype and head_dim of the call, or refuses it.
+// Calls LAUNCH::call<T, HEAD_DIM> for the dtype and head_dim of the call, or refuses it.  `features` are those of enum FaFeature
+// that the kernel takes.
 template <typename LAUNCH>
-int launch_instantiation(const FaForwardArgs* args, cudaStream_t stream) {
-  if (int status = fa_check_abi(args)) return status;
+int launch_instantiation(const FaForwardArgs* args, cudaStream_t stream, uint32_t features) {
+  if (int status = fa_check_features(args, features)) return status;
 #define FA_LAUNCH_IF(DTYPE, HEAD_DIM) \
   if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM) return LAUNCH::template call<DTYPE, HEAD_DIM>(args, stream);
   FA_FOR_EACH_INSTANTIATION(FA_LAUNCH_IF)
@@ -27,7 +28,10 @@ int launch_instantiation(const FaForwardArgs* args, cudaStream_t stream) {
 }  // namespace fa
 
 // Defines fa_forward by a function template `int LAUNCH<T, HEAD_DIM>(const FaForwardArgs*, cudaStream_t)`.
-#define FA_FORWARD(LAUNCH)                                                     \
+#define FA_FORWARD(LAUNCH) FA_FORWARD_WITH(0, LAUNCH)
+
+// The same for a kernel that takes some of enum FaFeature.
+#define FA_FORWARD_WITH(FEATURES, LAUNCH)                                      \
   struct FaLaunch {                                                            \
     template <typename T, int HEAD_DIM>                                        \
     static int call(const FaForwardArgs* args, cudaStream_t stream) {          \
@@ -35,5 +39,5 @@ int launch_instantiation(const FaForwardArgs* args, cudaStream_t stream) {
     }                                                                          \
   };                                                                           \
   FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {   \
-    return fa::launch_instantiation<FaLaunch>(args, stream);                   \
+    return fa::launch_instantiation<FaLaunch>(args, stream, FEATURES);         \
   }

@@ -8,13 +8,14 @@
 
 namespace fa {
 
-// The shared memory of a block.  Q, K, V and O are [HEAD_DIM / BOX_COLUMNS, rows, BOX_COLUMNS], swizzled by TMA.
+// The shared memory of a block.  Q, K, V and O are [BOXED_DIM / BOX_COLUMNS, rows, BOX_COLUMNS], swizzled by TMA.  Where HEAD_DIM
+// ends inside a box, TMA fills its other columns with zeros.
 template <typename T, typename SHAPE, int STAGES>
 struct RingSmem {
-  alignas(1024) T q[SHAPE::GROUPS][GROUP_M * SHAPE::HEAD_DIM];
-  alignas(1024) T o[SHAPE::GROUPS][GROUP_M * SHAPE::HEAD_DIM];
-  alignas(1024) T k[STAGES][SHAPE::BLOCK_N * SHAPE::HEAD_DIM];
-  alignas(1024) T v[STAGES][SHAPE::BLOCK_N * SHAPE::HEAD_DIM];
+  alignas(1024) T q[SHAPE::GROUPS][GROUP_M * SHAPE::BOXED_DIM];
+  alignas(1024) T o[SHAPE::GROUPS][GROUP_M * SHAPE::BOXED_DIM];
+  alignas(1024) T k[STAGES][SHAPE::BLOCK_N * SHAPE::BOXED_DIM];
+  alignas(1024) T v[STAGES][SHAPE::BLOCK_N * SHAPE::BOXED_DIM];
   uint64_t unused;  // keeps the places of the mbarriers, and with them the machine code whose times are recorded
   uint64_t q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 };

@@ -57,10 +57,11 @@ double busiest_sm_us(const TileParams& params, int tiles, UsOf us_of) {
 // Returns the index of the least of the estimated times.  Choices are remembered, because one takes up to 100 us.  A call that
 // every shape refuses, for example for its pointers, has none.
 inline int fastest_shape(const FaForwardArgs* args, std::initializer_list<double (*)(const FaForwardArgs*)> estimates) {
-  using Problem = std::array<int64_t, 8>;
+  using Problem = std::array<int64_t, 11>;
   thread_local Remembered<Problem, int> remembered;
-  const Problem problem = {args->head_dim, args->batch, args->heads,  args->kv_heads,
-                           args->seq_q,    args->seq_k, args->causal, sm_count()};
+  const FaForwardArgs all = fa_copy_args(args);
+  const Problem problem = {all.head_dim, all.batch,  all.heads,    all.kv_heads,    all.seq_q,       all.seq_k,
+                           all.causal,   sm_count(), all.features, all.window_left, all.window_right};
   if (const int* known = remembered.find(problem)) return *known;
   double least_us = INFINITY;
   int fastest = 0, index = 0;
