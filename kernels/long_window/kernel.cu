@@ -58,8 +58,26 @@ struct Shape : fa::Shape<HEAD_DIM, GROUPS, BLOCK_N, BLOCKS> {
   static constexpr int STAGES = STAGES_;
 };
 
+// The shared memory of a block in which O is written over Q.
 template <typename T, typename SHAPE>
-using Smem = fa::RingSmem<T, SHAPE, SHAPE::STAGES>;
+struct SmemWithoutO {
+  alignas(1024) T q[SHAPE::GROUPS][GROUP_M * SHAPE::BOXED_DIM];
+  alignas(1024) T k[SHAPE::STAGES][SHAPE::BLOCK_N * SHAPE::BOXED_DIM];
+  alignas(1024) T v[SHAPE::STAGES][SHAPE::BLOCK_N * SHAPE::BOXED_DIM];
+  uint64_t q_full, q_empty, k_full[SHAPE::STAGES], k_empty[SHAPE::STAGES], v_full[SHAPE::STAGES], v_empty[SHAPE::STAGES];
+};
+
+template <typename T, typename SHAPE>
+using Smem = std::conditional_t<SHAPE::O_OVER_Q, SmemWithoutO<T, SHAPE>, fa::RingSmem<T, SHAPE, SHAPE::STAGES>>;
+
+template <typename T, typename SHAPE>
+__device__ __forceinline__ T* o_smem(Smem<T, SHAPE>& smem, int group) {
+  if constexpr (SHAPE::O_OVER_Q) {
+    return smem.q[group];
+  } else {
+    return smem.o[group];
+  }
+}
 
 // The first key tile with a key that a query from `first_query` on sees.
 template <typename SHAPE>
@@ -164,12 +182,14 @@ __device__ __forceinline__ void compute(const Params& params, const CUtensorMap&
     const int group_query = work.first_query + group * GROUP_M, query = group_query + lane_row;
     float o[SHAPE::O_TILES][4] = {};
     fa::IntegerSoftmax softmax;
+    if (work.key_tiles > 0 || SHAPE::O_OVER_Q) {
+      fa::wait<Q_FULL>(&smem.q_full, q_phase);
+      q_phase ^= 1;
+    }
     if (work.key_tiles > 0) {
       const GroupTiles tiles = make_group_tiles<SHAPE>(params, keys, group_query);
       int j = keys.end - 1;
       uint32_t p[SHAPE::P_TILES][4];
-      fa::wait<Q_FULL>(&smem.q_full, q_phase);
-      q_phase ^= 1;
 
       // The warpgroup sees none of these tiles.  It releases them, and passes its turns on.
       auto skip = [&] {
@@ -234,7 +254,7 @@ __device__ __forceinline__ void compute(const Params& params, const CUtensorMap&
         for (; j >= tiles.first_whole; --j) step(std::false_type());
         end_whole = tiles.first;
       }
-      fa::release<Q_EMPTY>(&smem.q_empty);
+      if (!SHAPE::O_OVER_Q) fa::release<Q_EMPTY>(&smem.q_empty);
 
       // P V of the first key tile.
       fa::wait<V_FULL>(&smem.v_full[ring.stage], ring.phase);
@@ -249,8 +269,12 @@ __device__ __forceinline__ void compute(const Params& params, const CUtensorMap&
     const fa::Head head = fa::make_head(params, work.batch_head);
     if (params.sink != nullptr) add_sink(o, softmax, __ldg(params.sink + head.query_head) * CUDART_L2E_F, lane);
     fa::normalise(o, softmax, params, head, query, lane);
-    fa::store_o<O_WRITTEN, SHAPE::O_TILES>(smem.o[group], o, o_map, params, head, work.first_query, group,
+    fa::store_o<O_WRITTEN, SHAPE::O_TILES>(o_smem<T, SHAPE>(smem, group), o, o_map, params, head, work.first_query, group,
                                            FIRST_GROUP_BARRIER + group, thread_in_group, lane);
+    if (SHAPE::O_OVER_Q) {
+      if (thread_in_group == 0) fa::cp_async_bulk_wait_group_read();  // TMA has read O
+      fa::release<Q_EMPTY>(&smem.q_empty);
+    }
   }
   if (thread_in_group == 0) fa::cp_async_bulk_wait_group_read();  // before the block's shared memory is given to another one
 }
@@ -272,7 +296,7 @@ long_window_kernel(const __grid_constant__ Params params, const __grid_constant_
     }
   } else {
     fa::setmaxnreg_inc<SHAPE::REGISTERS>();
-    compute(params, o_map, smem, warpgroup - 1);
+    compute<T, SHAPE>(params, o_map, smem, warpgroup - 1);
   }
 }
 
@@ -334,6 +358,14 @@ template <int HEAD_DIM>
 struct ShapesOf {  // with fewer columns, three warpgroups have registers for more keys
   static constexpr int KEYS = HEAD_DIM == 80 ? 112 : HEAD_DIM == 96 ? 96 : 80;
   using type = Shapes<Shape<HEAD_DIM, 2, 128, 2>, Shape<HEAD_DIM, 3, KEYS, 2>, Shape<HEAD_DIM, 1, 64, 2>>;
+};
+template <>
+struct ShapesOf<192> {
+  using type = Shapes<Shape<192, 2, 112, 2>>;
+};
+template <>
+struct ShapesOf<256> {
+  using type = Shapes<Shape<256, 2, 80, 2>>;
 };
 template <>
 struct ShapesOf<64> {

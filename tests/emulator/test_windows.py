@@ -49,6 +49,10 @@ LONG_SHAPES = (
     "b1h2s400d96-fp16-causal_br-sk700-bshd",
     "b1h2s130d112-fp16-sk0-sink",
     "b1h2s700d112-fp16-win64_0-sk300",
+    "b1h2s300d192-fp16-causal-sk400-sink",
+    "b2h4s150d192-fp16-win50_0-kv2-sk300-bshd",
+    "b1h2s500d256-fp16-causal_br-sk100",  # work tiles without keys, whose O is written where Q would be
+    "b1h2s300d256-fp16-win60_0-sink",
 )
 TILES = ((32, 16, 3), (128, 32, 2), (16, 64, 2), (32, 48, 4))  # queries, keys, stages
 MISTAKES = {

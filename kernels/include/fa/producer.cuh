@@ -55,7 +55,14 @@ __device__ __forceinline__ void produce(const DEAL& deal, const PARAMS& params, 
 #pragma unroll 1
   for (int round = 0, number; (number = deal.number(round)) < params.work_tiles; ++round) {
     const WorkTile work = make_work_tile<SHAPE>(params, number);
-    if (work.key_tiles == 0) continue;
+    if (work.key_tiles == 0) {
+      if constexpr (SHAPE::O_OVER_Q) {  // the place of Q is given to O all the same
+        wait(&smem.q_empty, q_phase ^ 1);
+        q_phase ^= 1;
+        mbarrier_arrive(&smem.q_full);
+      }
+      continue;
+    }
     const KeyTiles keys = deal.key_tiles(work, round);
     const Head head = make_head(params, work.batch_head);
     auto load_k = [&](int j) {

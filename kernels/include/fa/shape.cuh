@@ -10,6 +10,7 @@ template <int HEAD_DIM_, int GROUPS_, int BLOCK_N_, int BLOCKS = GROUPS_ == 1 ? 
 struct Shape {
   static constexpr int HEAD_DIM = HEAD_DIM_, GROUPS = GROUPS_, BLOCK_N = BLOCK_N_;
   static constexpr int BOXED_DIM = (HEAD_DIM + BOX_COLUMNS - 1) / BOX_COLUMNS * BOX_COLUMNS;  // columns in shared memory
+  static constexpr bool O_OVER_Q = HEAD_DIM > 128;  // O is written where Q was, because shared memory has no room for both
   static constexpr int BLOCK_M = GROUPS * GROUP_M, THREADS = (GROUPS + 1) * GROUP_THREADS;
   static constexpr int COMPUTING_THREADS = GROUPS * GROUP_THREADS, COMPUTING_WARPS = COMPUTING_THREADS / WARP;
   static constexpr int BLOCKS_PER_SM = BLOCKS;
