@@ -54,6 +54,17 @@ LONG_SHAPES = (
     "b1h2s500d256-fp16-causal_br-sk100",  # work tiles without keys, whose O is written where Q would be
     "b1h2s300d256-fp16-win60_0-sink",
 )
+CAPPED = (
+    "b1h2s130d64-fp16-cap2",
+    "b1h2s130d64-fp16-sk300",
+    "b1h2s130d128-fp16-win37_0-scalem0p7-cap30",
+    "b1h2s130d128-fp16-causal-cap0p001",
+    "b1h2s70d64-fp16-sk200-cap3000-sink",
+    "b1h2s70d64-fp16-sk200-cap100000",
+    "b1h2s70d64-fp16-sk200-scale0-cap5",
+    "b1h2s70d64-fp16-cap0p000000001",
+    "b1h2s70d64-fp16-sk200-scale3-cap50",
+)
 TILES = ((32, 16, 3), (128, 32, 2), (16, 64, 2), (32, 48, 4))  # queries, keys, stages
 MISTAKES = {
     "wrong_window_begin_not_masked": "b1h2s70d64-fp16-win37_0-sk200",
@@ -78,6 +89,13 @@ def test_the_long_rung_is_right(build: Build, number: int) -> None:
     head_dim = parse_case(f"{shape}-seed0").head_dim
     kernel = build(LONG_RUNG if head_dim in (64, 128) else "long_heads", head_dim)
     assert complaints(kernel, shape, Schedule(number, 2, early=number % 3 / 2)) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("shape", CAPPED)
+def test_soft_caps_are_right(build: Build, shape: str) -> None:
+    """A soft cap may be far above all scores or far below, with a negative scale, a window and a sink."""
+    assert complaints(build("long_cap", parse_case(f"{shape}-seed0").head_dim), shape, Schedule()) == []
 
 
 @pytest.mark.nightly
