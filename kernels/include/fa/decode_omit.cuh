@@ -25,6 +25,8 @@ enum DecodeMistake {
   EMPTY_SPLIT,  // the partial result of a warp without keys
   LAST_TAG,     // the tag of the last cluster, so that no cluster sees all tags
   OWN_COUNT,    // the number of clusters of this call: that of the call before is used
+  NEXT_PAGE,    // decode_paged: the lookup of the next page, so that the page of the first step is used for all
+  TAIL_ZEROS,   // decode_paged: the zeros in place of slots behind the last key
 };
 
 template <DecodeMistake KIND>

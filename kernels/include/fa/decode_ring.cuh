@@ -50,7 +50,7 @@ constexpr int ring_depth(int stages, int head_dim, int row_tiles) {
 }
 
 // The ring of a warp, which takes every WARPS-th step of its block.  Each of DEPTH stages holds K and V of one step.
-template <int WARPS, int HEAD_DIM, int DEPTH>
+template <int WARPS, int HEAD_DIM, int DEPTH, template <int, int, bool> class COPIER = StepCopier>
 struct KeyRing {
   static constexpr int CHUNKS = HEAD_DIM / 8;
   using Smem = uint4[DEPTH][2][STEP_KEYS * CHUNKS];  // K and V of one step, with swizzled chunks
@@ -58,8 +58,8 @@ struct KeyRing {
   int steps;  // of this warp; at most 0 if it has no keys
   int visible;
   const Thread& thread;
-  StepCopier<WARPS, HEAD_DIM, false> k_copier;
-  StepCopier<WARPS, HEAD_DIM, true> v_copier;
+  COPIER<WARPS, HEAD_DIM, false> k_copier;
+  COPIER<WARPS, HEAD_DIM, true> v_copier;
 
   __device__ __forceinline__ KeyRing(Smem& stages, const Params& params, const PackedTile& tile, const Thread& thread)
       : stages(stages),
@@ -70,6 +70,15 @@ struct KeyRing {
                  params.k_strides.row, tile.first_step + thread.warp, thread.lane),
         v_copier(params.v + uint64_t(tile.batch) * params.v_strides.batch + uint64_t(tile.kv_head) * params.v_strides.head,
                  params.v_strides.row, tile.first_step + thread.warp, thread.lane) {}
+
+  __device__ __forceinline__ KeyRing(Smem& stages, const PackedTile& tile, const Thread& thread,
+                                     const COPIER<WARPS, HEAD_DIM, false>& k_copier, const COPIER<WARPS, HEAD_DIM, true>& v_copier)
+      : stages(stages),
+        steps((tile.steps - thread.warp + WARPS - 1) / WARPS),
+        visible(tile.visible),
+        thread(thread),
+        k_copier(k_copier),
+        v_copier(v_copier) {}
 
   // Start the copy of step i, as one group of copies for K and one for V.  Past the last step, the group is empty.
   __device__ __forceinline__ void copy_k(int i, int stage) {
@@ -92,8 +101,8 @@ struct KeyRing {
 };
 
 // The main loop: all steps of a warp.  It has no barrier of the block.
-template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES, int DEPTH>
-__device__ __forceinline__ void attend(const RowState<ROW_TILES, HEAD_DIM / MMA_N>& state, KeyRing<WARPS, HEAD_DIM, DEPTH>& ring,
+template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES, int DEPTH, template <int, int, bool> class COPIER>
+__device__ __forceinline__ void attend(const RowState<ROW_TILES, HEAD_DIM / MMA_N>& state, KeyRing<WARPS, HEAD_DIM, DEPTH, COPIER>& ring,
                                        const Queries<HEAD_DIM, ROW_TILES>& queries,
                                        const typename Queries<HEAD_DIM, ROW_TILES>::Smem& q_smem,
                                        const KeyLimits<ROW_TILES>& limits, int first_step, float scale_log2, bool is_negated) {

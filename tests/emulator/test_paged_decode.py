@@ -1,0 +1,43 @@
+"""The decode kernel with pages and lengths on the device, emulated on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_fa.catalog.case import parse_case
+from tests.emulator.conftest import Build, complaints
+from tests.emulator.emulated import Schedule
+from tests.tiers import nightly_after, nightly_but
+
+pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
+
+RUNG = "decode_paged"
+# Shapes, the number of SMs, and how many blocks are resident at once.
+CASES = (
+    ("b4h8s1d64-fp16-kv2-sk1008-var1-page16", 24, 24),
+    ("b5h4s4d64-fp16-causal_br-kv2-sk144-var1-page16", 24, 24),  # a sequence has fewer keys than queries
+    ("b9h8s3d64-fp16-causal_br-kv2-sk1024-var1-page64hnd", 132, 132),
+    ("b4h16s8d128-fp16-causal_br-kv2-sk304-var4-page16hnd-bshd", 8, 16),  # two row tiles
+    ("b9h4s2d128-fp16-causal_br-sk256-var1-page256", 5, 16),  # more tiles than SMs
+    ("b2h4s1d128-fp16-kv1-sk2048-var4-page128", 60, 60),  # several clusters per tile
+    ("b3h4s20d64-fp16-causal_br-kv1-sk512-var4-page16", 2, 8),
+    ("b9h2s1d64-fp16-sk200-var1", 4, 8),
+    ("b1h8s1d64-fp16-kv2-sk1000", 24, 24),
+    ("b1h4s1d64-fp16-sk0", 4, 8),
+)
+MISTAKES = ("wrong_paged_page", "wrong_paged_tail")
+
+
+@pytest.mark.parametrize("number", nightly_after(2, range(len(CASES))))
+def test_it_is_right(build: Build, number: int) -> None:
+    """Output and log-sum-exp are right, whatever slots that no sequence has and the tail of the table hold."""
+    shape, sms, resident_blocks = CASES[number]
+    kernel = build(RUNG, parse_case(f"{shape}-seed0").head_dim)
+    assert complaints(kernel, shape, Schedule(number, sms, number % 3 / 2, resident_blocks), calls=1 + number % 2) == []
+
+
+@pytest.mark.parametrize("name", nightly_but(MISTAKES, "wrong_paged_tail"))
+def test_each_mistake_is_found(build: Build, name: str) -> None:
+    """A kernel with one mistake is wrong where the rung is right."""
+    shape, sms, resident_blocks = CASES[0]
+    assert complaints(build(name), shape, Schedule(0, sms, 0.5, resident_blocks)) != []
