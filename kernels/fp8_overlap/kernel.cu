@@ -153,7 +153,7 @@ fp8_overlap_kernel(const __grid_constant__ fa::E4m3Params params, const __grid_c
   __syncthreads();
   if (warpgroup == 0) {
     fa::setmaxnreg_dec<SHAPE::PRODUCER_REGISTERS>();
-    if (threadIdx.x < WARP && fa::elect_sync()) fa::produce(params, q_map, k_map, v_map, smem);
+    if (threadIdx.x < WARP && fa::elect_sync()) fa::produce(fa::Dealt(), params, q_map, k_map, v_map, smem);
   } else {
     fa::setmaxnreg_inc<SHAPE::REGISTERS>();
     compute(params, o_map, smem, warpgroup - 1);
@@ -166,8 +166,9 @@ using ShapeOf = fa::Shape<HEAD_DIM, (HEAD_DIM == 64 ? GROUPS_64 : GROUPS_128), (
 template <typename DTYPE, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
   using SHAPE = ShapeOf<HEAD_DIM>;
-  if (args->out_dtype == FA_DTYPE_fp16) return fa::launch_e4m3<fp16, SHAPE, false>(args, stream, &fp8_overlap_kernel<fp16, SHAPE>);
-  if (args->out_dtype == FA_DTYPE_bf16) return fa::launch_e4m3<bf16, SHAPE, false>(args, stream, &fp8_overlap_kernel<bf16, SHAPE>);
+  constexpr auto TRANSPOSE = &fa::launch_transpose_v<HEAD_DIM, false>;
+  if (args->out_dtype == FA_DTYPE_fp16) return fa::launch_e4m3<fp16, SHAPE, TRANSPOSE>(args, stream, &fp8_overlap_kernel<fp16, SHAPE>);
+  if (args->out_dtype == FA_DTYPE_bf16) return fa::launch_e4m3<bf16, SHAPE, TRANSPOSE>(args, stream, &fp8_overlap_kernel<bf16, SHAPE>);
   return fa_refuse(args, "no instantiation for an output of dtype %d", args->out_dtype);
 }
 

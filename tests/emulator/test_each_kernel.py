@@ -25,6 +25,8 @@ CASES = {
     "long_next_q": (128, "b1h2s257d128-fp16-causal", 2),
     "fp8_wgmma": (64, "b1h4s150d64-e4m3-kv2-sk300", 3),
     "fp8_max": (64, "b1h4s150d64-e4m3-kv2-sk300", 3),
+    "fp8_keys": (128, "b1h2s150d128-e4m3-causal_br-sk300", 3),
+    "fp8_split": (64, "b1h2s150d64-e4m3-causal-sk300", 3),
 }
 
 

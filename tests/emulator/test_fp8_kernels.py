@@ -12,12 +12,23 @@ import torch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.gpu.inputs import make_inputs
 from pytest_fa.gpu.quantised import E4M3_MAX
-from tests.emulator.conftest import ORDERS, Build, broken_bounds, complaints, is_found
+from tests.emulator.conftest import ORDERS, Build, bits_of, broken_bounds, complaints, is_found, marks_left
 from tests.emulator.emulated import Schedule
 
 pytestmark = [pytest.mark.needs_nvcc, pytest.mark.nightly]  # it needs the headers of CUDA
 
-RUNGS = ("fp8_wgmma", "fp8_overlap", "fp8_sum", "fp8_tiles", "fp8_max")
+RUNGS = (
+    "fp8_wgmma",
+    "fp8_overlap",
+    "fp8_sum",
+    "fp8_tiles",
+    "fp8_max",
+    "fp8_transpose",
+    "fp8_keys",
+    "fp8_shapes",
+    "fp8_causal",
+    "fp8_split",
+)
 # Shapes, and the number of SMs.
 SHAPES = (
     ("b1h2s1d64-e4m3-sk127", 2),  # one query, one key tile
@@ -29,7 +40,23 @@ SHAPES = (
     ("b1h2s200d128-e4m3-sk257", 3),
     ("b1h2s100d64-e4m3-causal-zero_head", 2),
 )
-FAULT_SHAPE = "b1h3s200d64-e4m3-sk300"
+# For each shape of work tiles of fp8_shapes: head_dim, its index, a problem that has its hidden key tiles, and SMs.
+EACH_SHAPE = (
+    (64, 0, "b1h2s200d64-e4m3-causal_br-sk400", 2),
+    (64, 1, "b1h2s200d64-e4m3-causal_br-sk400", 2),
+    (64, 2, "b1h2s200d64-e4m3-causal_br-sk400", 2),
+    (128, 0, "b1h2s150d128-e4m3-causal_br-sk300", 2),
+    (128, 1, "b1h2s150d128-e4m3-causal_br-sk300", 2),
+)
+# For each shape, a problem that divides the keys of its last work tiles, and SMs.
+SPLIT = (
+    (64, 0, "b1h1s500d64-e4m3-sk2000", 7),  # three work tiles in two parts
+    (64, 1, "b1h1s140d64-e4m3-sk2000-out_bf16", 7),  # two in three parts
+    (64, 2, "b1h1s60d64-e4m3-sk2000", 4),  # one in eight parts, two blocks per SM
+    (128, 0, "b1h2s60d128-e4m3-kv1-sk1400", 9),  # two in four parts
+    (128, 1, "b1h1s60d128-e4m3-sk1900", 4),
+)
+FAULT_SHAPE, SPLIT_FAULT_SHAPE = "b1h3s200d64-e4m3-sk300", "b1h1s500d64-e4m3-sk2000"
 BARRIERS = ("q_full", "k_full", "v_full", "q_empty", "k_empty", "v_empty", "o_written")
 WRONG = {
     "wrong_fp8_keys_in_order": "b1h3s200d64-e4m3",
@@ -54,8 +81,45 @@ def test_each_barrier_is_needed(build: Build, barrier: str) -> None:
 
 
 def test_with_all_barriers_nothing_is_found(build: Build) -> None:
-    """Where the faults are looked for, the kernel without one is right."""
+    """Where the faults are looked for, the kernels without one are right."""
     assert not is_found(build("fp8_overlap", 64), FAULT_SHAPE, sms=2)
+    assert not is_found(build("fp8_transpose", 64), FAULT_SHAPE, sms=2)
+    assert not is_found(build("fp8_split", 64, ONLY_SHAPE=0), SPLIT_FAULT_SHAPE, sms=7)
+
+
+def test_the_barrier_of_the_transposition_is_needed(build: Build) -> None:
+    """V^T that is read before V is in shared memory is wrong."""
+    assert is_found(build("race_fp8_transpose_v_written"), FAULT_SHAPE, sms=2)
+
+
+def test_the_barrier_of_a_divided_work_tile_is_needed(build: Build) -> None:
+    """A part that is marked as stored too early is merged before it is complete."""
+    assert is_found(build("race_fp8_part_stored", ONLY_SHAPE=0), SPLIT_FAULT_SHAPE, sms=7)
+
+
+@pytest.mark.parametrize("rung", ["fp8_shapes", "fp8_causal", "fp8_split"])
+@pytest.mark.parametrize(("head_dim", "index", "shape", "sms"), EACH_SHAPE)
+def test_each_shape_is_right(build: Build, rung: str, head_dim: int, index: int, shape: str, sms: int) -> None:
+    """The result is right with one to three warpgroups per work tile, some of which see fewer key tiles than others."""
+    kernel = build(rung, head_dim, ONLY_SHAPE=index)
+    assert complaints(kernel, shape, Schedule(3, sms)) == []
+
+
+@pytest.mark.parametrize(("head_dim", "index", "shape", "sms"), SPLIT)
+def test_divided_work_tiles_are_merged(build: Build, head_dim: int, index: int, shape: str, sms: int) -> None:
+    """The parts of a work tile give the right output, in the first call and in later ones with the same workspace."""
+    kernel, case = build("fp8_split", head_dim, ONLY_SHAPE=index), parse_case(f"{shape}-seed0")
+    whole = build("fp8_causal", head_dim, ONLY_SHAPE=index)
+    assert kernel.workspace_bytes(case, sms) > whole.workspace_bytes(case, sms)  # beside V^T
+    assert complaints(kernel, shape, Schedule(1, sms, resident_blocks=20), calls=2) == []
+    assert marks_left(kernel) == 0  # the next call would merge the parts of this one
+
+
+def test_divided_work_tiles_always_have_the_same_bits(build: Build) -> None:
+    """The order in which the parts are stored does not matter, nor how many blocks run at the same time."""
+    kernel, case = build("fp8_split", 64, ONLY_SHAPE=0), parse_case(f"{SPLIT_FAULT_SHAPE}-seed0")
+    (first_out, first_lse), *others = [bits_of(kernel, case, Schedule(seed, 7, 0.5, 1 + 4 * seed)) for seed in range(3)]
+    assert all(torch.equal(out, first_out) and torch.equal(lse, first_lse) for out, lse in others)
 
 
 @pytest.mark.parametrize("name", WRONG)

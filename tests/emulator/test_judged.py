@@ -82,14 +82,30 @@ CASES = (
 @pytest.fixture(scope="module")
 def project(new_project: NewProject, tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Project:
     """A project whose variant `emulated` is `minimal` behind the binding, with the claims of its manifest."""
-    variant = discover((KERNELS,)).variants["minimal"]
-    project = new_project("judged")
+    return _forward_project("minimal", "same_precision", new_project, tmp_path_factory, shared_cache)
+
+
+@pytest.fixture(scope="module")
+def e4m3_project(new_project: NewProject, tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Project:
+    """The same for `fp8_split`."""
+    return _forward_project("fp8_split", "fp8", new_project, tmp_path_factory, shared_cache)
+
+
+def _forward_project(
+    name: str,
+    tolerance: str,
+    new_project: NewProject,
+    tmp_path_factory: pytest.TempPathFactory,
+    shared_cache: Path,
+) -> Project:
+    variant = discover((KERNELS,)).variants[name]
+    project = new_project(f"judged_{name}")
     emulator = Emulator(tmp_path_factory.mktemp("emulator"), shared_cache)
     library = emulator.bound(variant, tmp_path_factory.mktemp("judged"))
     manifest = Path(variant.folder, "variant.yaml").read_text(encoding="utf-8")
     supports = re.search(r"\nsupports:\n(.*?\n)(?=\w)", manifest, re.DOTALL)
     assert supports is not None
-    entry = 'entry: {target: "entry:forward"}\nreturns: [out, lse]\n'
+    entry = f'entry: {{target: "entry:forward"}}\nreturns: [out, lse]\ntolerance: {tolerance}\n'
     project.python_variant(
         "emulated", ENTRY.format(library=library), f"{MANIFEST}{entry}supports:\n  device: [cpu]\n{supports[1]}"
     )
@@ -119,6 +135,7 @@ def test_a_kernel_gets_what_the_judge_made(project: Project) -> None:
     assert run.outcomes == {f"test_correct[emulated-{case}]": "passed" for case in CASES}, run.reasons
 
 
+MIN_PROPERTIES = 10  # that apply to a kernel in e4m3 on the CPU
 BACKWARD_CASES = (
     "b1h2s65d64-fp16-bwd-seed0",
     "b2h6s65d64-fp16-causal_br-kv2-sk100-dv72-scale0p2-cap2-biasbq-sink-bshd-bwd-dlse-seed0",
@@ -140,3 +157,13 @@ def test_every_check_passes(project: Project) -> None:
     run = project.suite("--fa-variant=emulated", "-k", "test_correct or test_property")
     outcomes = list(run.outcomes.values())
     assert (set(outcomes) <= {"passed", "skipped"}, outcomes.count("passed") > len(CASES)) == (True, True), run.reasons
+
+
+@pytest.mark.nightly
+def test_every_property_of_e4m3_holds(e4m3_project: Project) -> None:
+    """Output and log-sum-exp are right on hard data, with a negative scale, and if parts of the keys are merged."""
+    run = e4m3_project.suite("--fa-variant=emulated", "-k", "test_property")
+    outcomes = list(run.outcomes.values())
+    assert (set(outcomes) <= {"passed", "skipped"}, outcomes.count("passed") > MIN_PROPERTIES) == (True, True), (
+        run.reasons
+    )

@@ -103,14 +103,18 @@ transpose_v(const uint8_t* v, uint8_t* v_t, FaStrides stride, int seq_k, int key
   }
 }
 
+// Refuses a call whose workspace is smaller than `bytes`, or not aligned.
+inline int check_workspace(const FaForwardArgs* args, int64_t bytes) {
+  if (args->workspace_bytes >= static_cast<uint64_t>(bytes) && reinterpret_cast<uintptr_t>(args->workspace) % 16 == 0) return FA_OK;
+  return fa_refuse(args, "the workspace has %llu bytes at %p; it needs %lld bytes, aligned to 16",
+                   static_cast<unsigned long long>(args->workspace_bytes), args->workspace, static_cast<long long>(bytes));
+}
+
 // Launches transpose_v, which writes the workspace.  Returns FA_OK, or refuses the call.
 template <int HEAD_DIM, bool IN_ORDER = false>
 int launch_transpose_v(const FaForwardArgs* args, cudaStream_t stream) {
   const int64_t keys = v_t_keys(args);
-  if (args->workspace_bytes < static_cast<uint64_t>(v_t_bytes(args)) || reinterpret_cast<uintptr_t>(args->workspace) % 16 != 0) {
-    return fa_refuse(args, "the workspace has %llu bytes at %p; it needs %lld bytes, aligned to 16",
-                     static_cast<unsigned long long>(args->workspace_bytes), args->workspace, static_cast<long long>(v_t_bytes(args)));
-  }
+  if (int refusal = check_workspace(args, v_t_bytes(args))) return refusal;
   constexpr int KEYS_PER_BLOCK = TRANSPOSE_THREADS / (HEAD_DIM / PATCH_COLUMNS) * PATCH_KEYS;
   const dim3 grid(static_cast<unsigned>((keys + KEYS_PER_BLOCK - 1) / KEYS_PER_BLOCK), static_cast<unsigned>(args->kv_heads),
                   static_cast<unsigned>(args->batch));

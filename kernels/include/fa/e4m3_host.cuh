@@ -101,9 +101,12 @@ int make_e4m3_params(const FaForwardArgs* args, E4m3Params* params) {
   return FA_OK;
 }
 
-// Sets up and launches `kernel`.  Returns FA_OK, or refuses the call.
-template <typename Out, typename SHAPE, bool KEYS_ARE_IN_ORDER, typename KERNEL>
-int launch_e4m3(const FaForwardArgs* args, cudaStream_t stream, KERNEL* kernel) {
+// Sets up and launches `kernel`, after `LAUNCH_TRANSPOSE`, which launches the transposition of V.  There is a block for each work
+// tile, and at least `min_blocks`, but not more than the GPU runs at the same time.  `more` are parameters of the kernel after the
+// tensor maps.  Returns FA_OK, or refuses the call.
+template <typename Out, typename SHAPE, auto LAUNCH_TRANSPOSE, int SMEM_BYTES = sizeof(Smem<Out, SHAPE>), typename KERNEL,
+          typename... More>
+int launch_e4m3(const FaForwardArgs* args, cudaStream_t stream, KERNEL* kernel, int min_blocks = 0, const More&... more) {
   constexpr int HEAD_DIM = SHAPE::HEAD_DIM;
   E4m3Params params;
   if (int status = make_e4m3_params<SHAPE>(args, &params)) return status;
@@ -116,21 +119,20 @@ int launch_e4m3(const FaForwardArgs* args, cudaStream_t stream, KERNEL* kernel) 
     }
     if (int status = make_v_map<SHAPE>(&v_map, args)) return status;
   }
-  constexpr int smem_bytes = sizeof(Smem<Out, SHAPE>);
-  static_assert(smem_bytes <= 227 * 1024, "a block has up to 227 KB of shared memory");
+  static_assert(SMEM_BYTES * SHAPE::BLOCKS_PER_SM <= 227 * 1024, "an SM has 227 KB of shared memory for its blocks");
   static OncePerDevice prepare;
   if (int status = prepare([&] {
         const auto address = reinterpret_cast<const void*>(kernel);
         if (int refusal = require_registers(args, address, SHAPE::GROUPS + 1, SHAPE::ALL_REGISTERS)) return refusal;
-        return fa_allow_dynamic_smem(args, address, smem_bytes);
+        return fa_allow_dynamic_smem(args, address, SMEM_BYTES);
       })) {
     return status;
   }
   if (args->seq_k > 0) {
-    if (int status = launch_transpose_v<HEAD_DIM, KEYS_ARE_IN_ORDER>(args, stream)) return status;
+    if (int status = LAUNCH_TRANSPOSE(args, stream)) return status;
   }
-  const int blocks = std::min(params.work_tiles, std::max(1, sm_count()));
-  kernel<<<blocks, SHAPE::THREADS, smem_bytes, stream>>>(params, q_map, k_map, v_map, o_map);
+  const int blocks = std::min(std::max(params.work_tiles, min_blocks), max_blocks<SHAPE>());
+  kernel<<<blocks, SHAPE::THREADS, SMEM_BYTES, stream>>>(params, q_map, k_map, v_map, o_map, more...);
   return static_cast<int>(cudaPeekAtLastError());
 }
 

@@ -13,13 +13,15 @@ namespace fa {
 // mbarriers would no longer match.
 enum E4m3Barrier {
   NONE,
-  Q_FULL,    // TMA has written Q
-  K_FULL,    // TMA has written a tile of K
-  V_FULL,    // TMA has written a tile of V
-  Q_EMPTY,   // all warpgroups have read Q
-  K_EMPTY,   // all warpgroups have read the tile of K
-  V_EMPTY,   // all warpgroups have read the tile of V
-  O_WRITTEN  // all threads of the warpgroup have written O to shared memory
+  Q_FULL,      // TMA has written Q
+  K_FULL,      // TMA has written a tile of K
+  V_FULL,      // TMA has written a tile of V
+  Q_EMPTY,     // all warpgroups have read Q
+  K_EMPTY,     // all warpgroups have read the tile of K
+  V_EMPTY,     // all warpgroups have read the tile of V
+  O_WRITTEN,   // all threads of the warpgroup have written O to shared memory
+  V_WRITTEN,   // all threads of a block have written the tile of V that they transpose to shared memory
+  PART_STORED  // all threads of the warpgroup have stored their partial result in the workspace
 };
 
 // The sizes of one work tile.  With HAS_ONES_, V has eight more columns that are one.
@@ -27,12 +29,13 @@ template <int HEAD_DIM_, int GROUPS_, int BLOCK_N_, bool HAS_ONES_>
 struct Shape {
   static constexpr int HEAD_DIM = HEAD_DIM_, GROUPS = GROUPS_, BLOCK_N = BLOCK_N_, STAGES = 2;
   static constexpr int BLOCK_M = GROUPS * GROUP_M, THREADS = (GROUPS + 1) * GROUP_THREADS;
+  static constexpr int BLOCKS_PER_SM = GROUPS == 1 ? 2 : 1;
   // All threads of a block start with the same number of registers, a multiple of 8.  The producer then gives most of its own to
   // the others.  setmaxnreg.inc would wait for ever if there were not enough.
-  static constexpr int START_REGISTERS = 65536 / THREADS / 8 * 8;
+  static constexpr int START_REGISTERS = 65536 / BLOCKS_PER_SM / THREADS / 8 * 8;
   static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 24;
-  static constexpr int REGISTERS = GROUPS == 2 ? 240 : 160;
-  static_assert(GROUPS == 2 || GROUPS == 3, "the registers are given for two and three computing warpgroups");
+  static constexpr int REGISTERS = GROUPS == 1 ? 232 : GROUPS == 2 ? 240 : 160;
+  static_assert(1 <= GROUPS && GROUPS <= 3, "the registers are given for one to three computing warpgroups");
   static constexpr int ALL_REGISTERS = PRODUCER_REGISTERS + GROUPS * REGISTERS;  // of one thread of each warpgroup
   static_assert(ALL_REGISTERS <= (GROUPS + 1) * START_REGISTERS, "no registers are created");
   static constexpr bool HAS_ONES = HAS_ONES_;
@@ -87,17 +90,18 @@ __device__ __forceinline__ void initialise(Smem<Out, SHAPE>& smem) {
   }
 }
 
-// The producer: loads Q, K and V of all work tiles of this block.  K is loaded one tile ahead of V.
-template <typename Out, typename SHAPE>
-__device__ __forceinline__ void produce(const E4m3Params& params, const CUtensorMap& q_map, const CUtensorMap& k_map,
-                                        const CUtensorMap& v_map, Smem<Out, SHAPE>& smem) {
+// The producer: loads Q, K and V of the work tiles that `deal` gives to this block.  K is loaded one tile ahead of V.
+template <typename DEAL, typename Out, typename SHAPE>
+__device__ __forceinline__ void produce(const DEAL& deal, const E4m3Params& params, const CUtensorMap& q_map,
+                                        const CUtensorMap& k_map, const CUtensorMap& v_map, Smem<Out, SHAPE>& smem) {
   constexpr int BLOCK_N = SHAPE::BLOCK_N;
   Ring<SHAPE::STAGES> k_ring, v_ring;
   uint32_t q_phase = 0;
 #pragma unroll 1
-  for (int round = 0, number; (number = dealt_number(round, blockIdx.x, gridDim.x)) < params.work_tiles; ++round) {
+  for (int round = 0, number; (number = deal.number(round)) < params.work_tiles; ++round) {
     const WorkTile work = make_work_tile<SHAPE>(params, number);
     if (work.key_tiles == 0) continue;
+    const KeyTiles keys = deal.key_tiles(work, round);
     const Head head = make_head(params, work.batch_head);
     auto load_k = [&](int j) {
       wait(&smem.k_empty[k_ring.stage], k_ring.phase ^ 1);
@@ -115,11 +119,11 @@ __device__ __forceinline__ void produce(const E4m3Params& params, const CUtensor
       }
     };
     if (!IS_OMITTED_BARRIER<Q_FULL>) load_q();
-    load_k(work.key_tiles - 1);
+    load_k(keys.end - 1);
     if (IS_OMITTED_BARRIER<Q_FULL>) delay_if_omitted<Q_FULL>(), load_q();  // K arrives before Q, so that the error shows
 #pragma unroll 1
-    for (int j = work.key_tiles - 1; j >= 0; --j) {
-      if (j > 0) load_k(j - 1);
+    for (int j = keys.end - 1; j >= keys.first; --j) {
+      if (j > keys.first) load_k(j - 1);
       wait(&smem.v_empty[v_ring.stage], v_ring.phase ^ 1);
       delay_if_omitted<V_FULL>();
       mbarrier_arrive_expect_tx(&smem.v_full[v_ring.stage], SHAPE::V_LOADED_BYTES);

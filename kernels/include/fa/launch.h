@@ -6,6 +6,7 @@
 
 #include "fa_forward.h"
 
+#include <algorithm>
 #include <atomic>
 
 namespace fa {
@@ -46,6 +47,12 @@ inline int sm_count() {
   if (cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 0;
   if (device < 64) cached_sms[device].store(sms, std::memory_order_relaxed);
   return sms;
+}
+
+// The number of blocks that the GPU runs at the same time.
+template <typename SHAPE>
+int max_blocks() {
+  return std::max(1, sm_count() * SHAPE::BLOCKS_PER_SM);
 }
 
 // Refuses a kernel whose warpgroups would wait for ever in setmaxnreg.inc.  A block has `warpgroups` of them, whose threads all

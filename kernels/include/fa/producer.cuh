@@ -36,14 +36,6 @@ __device__ __forceinline__ void init_mbarriers(SMEM& smem) {
   fence_mbarrier_init();
 }
 
-// The work tiles of this block, each with all its keys.
-struct Dealt {
-  // Returns the number of the work tile of a round, or a larger one than any if there is none.
-  __device__ __forceinline__ int number(int round) const { return dealt_number(round, blockIdx.x, gridDim.x); }
-  // Returns the key tiles of a work tile that this block computes.
-  __device__ __forceinline__ KeyTiles key_tiles(const WorkTile& work, int) const { return {0, work.key_tiles}; }
-};
-
 // Loads Q, K and V of the work tiles that `deal` gives to this block, K one tile ahead of V.  Called by one thread.  Q_FULL and
 // V_FULL are the barriers that a planted fault may omit.
 template <auto Q_FULL, auto V_FULL, typename SHAPE, typename DEAL, typename PARAMS, typename SMEM>

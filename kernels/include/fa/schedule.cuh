@@ -47,6 +47,14 @@ __host__ __device__ __forceinline__ int dealt_number(int round, int block, int b
   return round * blocks + (round % 2 ? blocks - 1 - block : block);
 }
 
+// The work tiles of this block, each with all its keys.
+struct Dealt {
+  // Returns the number of the work tile of a round, or a larger one than any if there is none.
+  __device__ __forceinline__ int number(int round) const { return dealt_number(round, blockIdx.x, gridDim.x); }
+  // Returns the key tiles of a work tile that this block computes.
+  __device__ __forceinline__ KeyTiles key_tiles(const WorkTile& work, int) const { return {0, work.key_tiles}; }
+};
+
 struct Head {
   int query_head, kv_head, batch;
 };

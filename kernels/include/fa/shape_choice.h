@@ -9,7 +9,6 @@
 #include "fa/launch.h"
 #include "fa/remembered.h"
 #include "fa/schedule.cuh"
-#include "fa/tile_params.cuh"
 
 namespace fa {
 
@@ -26,16 +25,16 @@ struct Costs {
 };
 
 // Whether a call has so many work tiles that all SMs have nearly the same amount of work.
-template <typename SHAPE>
-bool has_many_rounds(const TileParams& params) {
+template <typename SHAPE, typename PARAMS>
+bool has_many_rounds(const PARAMS& params) {
   constexpr int EXACT_ROUNDS = 16;
   return params.work_tiles > EXACT_ROUNDS * std::min(params.work_tiles, max_blocks<SHAPE>());
 }
 
 // Returns the time of the SM with the most work, up to a factor that is the same for all shapes.  The first `tiles` work tiles are
 // dealt to the blocks; us_of(number) is the time of one.
-template <typename SHAPE, typename UsOf>
-double busiest_sm_us(const TileParams& params, int tiles, UsOf us_of) {
+template <typename SHAPE, typename PARAMS, typename UsOf>
+double busiest_sm_us(const PARAMS& params, int tiles, UsOf us_of) {
   const int blocks = std::min(params.work_tiles, max_blocks<SHAPE>()), sms = std::max(1, sm_count());
   if (has_many_rounds<SHAPE>(params)) {
     double us = 0.0;

@@ -74,12 +74,6 @@ int make_tensor_maps(const FaForwardArgs* args, TensorMaps* maps) {
   return make_tensor_map(&maps->v, args, args->v, args->kv_heads, args->seq_k, args->v_stride, KEYS);
 }
 
-// The number of blocks that the GPU runs at the same time.
-template <typename SHAPE>
-int max_blocks() {
-  return std::max(1, sm_count() * SHAPE::BLOCKS_PER_SM);
-}
-
 // Allows a kernel to use `SMEM_BYTES` of shared memory per block.  Refuses one whose warpgroups would wait for registers for ever.
 template <typename SHAPE, int SMEM_BYTES>
 int prepare_kernel(const FaForwardArgs* args, const void* kernel) {

@@ -1,8 +1,12 @@
-// Prints what kernels/fp8_wgmma does on the host and the numbers of its layout, one line of integers each, for test_fp8_layout.py.
+// Prints what a kernel in e4m3 does on the host and the numbers of its layout, one line of integers each, for test_fp8_layout.py.
 #include <math.h>
 #include <stdio.h>
 
+#include <vector>
+
 #include "kernel.cu"
+
+#include "fa/e4m3_transpose.cuh"
 
 template <typename SHAPE>
 void print_shape() {
@@ -52,12 +56,52 @@ void print_patch() {
   }
 }
 
+// The tile that transpose_v_tile transposes: the words that successive threads write and read, and V^T, if byte c of key k is
+// 7 k + c.
+template <int HEAD_DIM>
+void print_tile() {
+  using Tile = fa::VTile<HEAD_DIM>;
+  std::vector<uint32_t> tile(Tile::BYTES / 4, 0xffffffffu);
+  printf("tile %d %d %d %d", HEAD_DIM, Tile::THREADS, Tile::VECTORS_PER_THREAD, Tile::BYTES);
+  printf("\nwritten");
+  for (int i = 0; i < Tile::VECTORS_PER_THREAD; ++i) {
+    for (int thread = 0; thread < Tile::THREADS; ++thread) {
+      const int key = Tile::written_key(thread, i), word = Tile::word(key, Tile::written_vector(thread) * 4);
+      printf(" %d", word);
+      for (int byte = 0; byte < 16; ++byte) {
+        reinterpret_cast<uint8_t*>(&tile[word])[byte] = static_cast<uint8_t>(7 * key + Tile::written_vector(thread) * 16 + byte);
+      }
+    }
+  }
+  printf("\nread");
+  for (int key = 0; key < Tile::RUN; ++key) {
+    for (int thread = 0; thread < Tile::THREADS; ++thread) {
+      printf(" %d", Tile::word(Tile::read_run(thread) * Tile::RUN + key, Tile::read_columns(thread)));
+    }
+  }
+  std::vector<uint32_t> v_t(HEAD_DIM * Tile::KEYS / 4);
+  for (int thread = 0; thread < Tile::THREADS; ++thread) {
+    uint32_t columns[4][4];
+    fa::transpose_run<HEAD_DIM>(columns, tile.data(), thread);
+    for (int i = 0; i < 4; ++i) {
+      for (int word = 0; word < 4; ++word) {
+        v_t[(Tile::read_columns(thread) * 4 + i) * Tile::KEYS / 4 + Tile::read_run(thread) * 4 + word] = columns[i][word];
+      }
+    }
+  }
+  printf("\nv_t");
+  for (uint32_t word : v_t) printf(" %u", word);
+  printf("\n");
+}
+
 int main() {
   print_shape<ShapeOf<64>>();
   print_shape<ShapeOf<128>>();
   print_p_fragments();
   print_patch<false>();
   print_patch<true>();
+  print_tile<64>();
+  print_tile<128>();
   printf("keys");
   for (int column = 0; column < E4M3_MMA_K; ++column) printf(" %d", fa::key_of_column(column));
   printf("\nrounded %u\n", fa::pack_e4m3(500.0f, -1e9f, 1.0f, NAN));

@@ -20,8 +20,10 @@ from tests.unit.build.wgmma_model import WARP, Memory, a_elements, read_operand,
 KERNELS = Path(__file__).parents[3] / "kernels"
 INCLUDE = Path(__file__).parents[3] / "pytest_fa" / "include"
 PROGRAM = Path(__file__).with_name("fp8_layout.cu")
-RUNGS = ("fp8_wgmma", "fp8_tiles")
+RUNGS = ("fp8_wgmma", "fp8_tiles", "fp8_keys")
 STEP = 32  # keys or columns of one wgmma
+TILE_KEYS = 128  # that a block transposes
+BANKS = 32  # of shared memory, of four bytes each
 ONE = (-1,)  # stands for an element of the rows of ones
 Lines = list[tuple[str, list[int]]]
 
@@ -90,6 +92,34 @@ def test_v_is_transposed_with_the_keys_of_p(lines: Lines) -> None:
     right, wrong = ([numbers for name, numbers in lines if name == kind] for kind in ("column", "in_order"))
     assert [_bytes_of(column) for column in right] == [[4 * key + i for key in _keys(lines)] for i in range(4)]
     assert [_bytes_of(column) for column in wrong] == [[4 * key + i for key in range(STEP)] for i in range(4)]
+
+
+def test_a_tile_of_v_is_transposed_with_the_keys_of_p(lines: Lines) -> None:
+    """Each row of V^T has the bytes of one column, with the keys of each 32 in the order of P."""
+    tiles, rows = ([numbers for name, numbers in lines if name == kind] for kind in ("tile", "v_t"))
+    order = [first + key for first in range(0, TILE_KEYS, STEP) for key in _keys(lines)]
+    assert [head_dim for head_dim, *_ in tiles] == [64, 128]
+    for (head_dim, *_), words in zip(tiles, rows, strict=True):
+        assert _bytes_of(words) == [(7 * key + column) & 0xFF for column in range(head_dim) for key in order]
+
+
+def test_a_tile_of_v_has_no_bank_conflicts(lines: Lines) -> None:
+    """Eight threads write 16 bytes each to all 32 banks, and the threads of a warp read a word from each bank."""
+    written, read, tiles = (
+        [numbers for name, numbers in lines if name == kind] for kind in ("written", "read", "tile")
+    )
+    for first_words, words, (head_dim, threads, vectors, size) in zip(written, read, tiles, strict=True):
+        assert len(first_words) == threads * vectors == TILE_KEYS * head_dim // 16
+        all_words = [word + i for word in first_words for i in range(4)]
+        assert (len(set(all_words)), max(all_words) < size // 4) == (TILE_KEYS * head_dim // 4, True)
+        assert sorted(words) == sorted(all_words)
+        for banks in (_in_banks(all_words), _in_banks(words)):  # eight threads' vectors, or 32 threads' words
+            assert all(sorted(phase) == list(range(BANKS)) for phase in banks)
+
+
+def _in_banks(words: list[int]) -> list[list[int]]:
+    """The banks of successive words, of as many as one phase accesses."""
+    return [[word % BANKS for word in words[first : first + BANKS]] for first in range(0, len(words), BANKS)]
 
 
 def test_rounding_saturates_and_keeps_nan(lines: Lines) -> None:

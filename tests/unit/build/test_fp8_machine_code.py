@@ -15,18 +15,26 @@ from pytest_fa.records.built import Build
 from tests.unit.build.listings import functions_of
 
 CATALOG = discover((Path(__file__).parents[3] / "kernels",)).variants
-# For each head_dim, the keys of a tile and the columns of P V, eight more with those for the row sum.  A step computes
-# 32 columns of Q K^T or 32 keys of P V.
+# For each kernel, head_dim, the warpgroups, the keys of a tile and the columns of P V, eight more with those for the
+# row sum.  A step computes 32 columns of Q K^T or 32 keys of P V.
+SUMS_BY_LANES = [(64, 2, 128, 64), (128, 2, 128, 128)]
+THREE_GROUPS = [(64, 3, 96, 72), (128, 2, 128, 136)]
+SHAPES = [(64, 3, 96, 72), (64, 2, 128, 72), (64, 1, 128, 72), (128, 2, 96, 136), (128, 1, 96, 136)]
 PRODUCTS = {
-    "fp8_wgmma": {64: (128, 64), 128: (128, 128)},
-    "fp8_overlap": {64: (128, 64), 128: (128, 128)},
-    "fp8_sum": {64: (128, 72), 128: (128, 136)},
-    "fp8_tiles": {64: (96, 72), 128: (128, 136)},
-    "fp8_max": {64: (96, 72), 128: (128, 136)},
+    "fp8_wgmma": SUMS_BY_LANES,
+    "fp8_overlap": SUMS_BY_LANES,
+    "fp8_sum": [(64, 2, 128, 72), (128, 2, 128, 136)],
+    "fp8_tiles": THREE_GROUPS,
+    "fp8_max": THREE_GROUPS,
+    "fp8_transpose": THREE_GROUPS,
+    "fp8_keys": [(64, 3, 96, 72), (128, 2, 96, 136)],
+    "fp8_shapes": SHAPES,
+    "fp8_causal": SHAPES,
+    "fp8_split": [shape for shape in SHAPES for _ in ("whole", "divided")],
 }
 STEP = 32
 COPIES = 3  # of each product: the first key tile, those with a mask, and those without
-NAME = re.compile(r"fp8_(?:wgmma|overlap)_kernel\S*ShapeILi(?P<head_dim>\d+)E")
+NAME = re.compile(r"fp8_\w+_kernel\S*ShapeILi(?P<head_dim>\d+)ELi(?P<groups>\d+)ELi(?P<keys>\d+)E")
 
 
 @pytest.mark.nightly
@@ -38,14 +46,16 @@ def test_both_products_are_in_e4m3(shared_cache: Path, tmp_path: Path, rung: str
     build = ensure([(variant, "sm_90a")], shared_cache).outcomes[(variant.name, "sm_90a")]
     assert isinstance(build, Build), build
     assert broken_limits(build, variant.limits) == []
-    counts = {
-        (name, int(match["head_dim"])): Counter(re.findall(r"\b([QHI]GMMA\.\S+)", text))
+    kernels = [
+        (tuple(map(int, match.groups())), Counter(re.findall(r"\b([QHI]GMMA\.\S+)", text)))
         for name, text in functions_of(shared_cache / build.library, tmp_path).items()
         if (match := NAME.search(name))
-    }
-    assert len(counts) == 2 * len(PRODUCTS[rung])  # outputs in fp16 and in bf16
-    for (_, head_dim), instructions in counts.items():
-        assert instructions == _expected(head_dim, *PRODUCTS[rung][head_dim])
+    ]
+    columns = {(head_dim, groups, keys): columns for head_dim, groups, keys, columns in PRODUCTS[rung]}
+    each_shape = [tuple(shape) for *shape, _ in PRODUCTS[rung]]
+    assert sorted(shape for shape, _ in kernels) == sorted(2 * each_shape)  # outputs in fp16 and in bf16
+    for (head_dim, groups, keys), instructions in kernels:
+        assert instructions == _expected(head_dim, keys, columns[head_dim, groups, keys])
 
 
 def _expected(head_dim: int, keys: int, columns: int) -> Counter[str]:
