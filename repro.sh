@@ -143,22 +143,24 @@ replay() {
 build() { "$PYTHON" -m pytest --fa-static --fa-variant='*'; }
 
 # Types are checked beside the tests, which often wait for a process; nothing runs beside the tests that measure time.
+# shellcheck disable=SC2046  # words without spaces
 test() {
   local types
   types=$(mktemp)
   check_style
   { check_types >"$types" 2>&1 || echo failed >>"$types"; } &
-  run_tests "not alone and not nightly" -n 4 --dist loadfile --no-loadscope-reorder || { wait; cat "$types"; return 1; }
+  run_tests "not alone and not nightly" $(processes 4) tests || { wait; cat "$types"; return 1; }
   wait
   cat "$types"
   [ "$(tail -n 1 "$types")" != failed ] || return 1
-  run_tests "alone and not nightly"
+  run_tests "alone and not nightly" $(files_of_alone)
   rm "$types"
 }
 
+# shellcheck disable=SC2046  # words without spaces
 test_nightly() {
-  run_tests "nightly and not alone" -n 3 --dist loadfile --no-loadscope-reorder
-  run_tests "nightly and alone"
+  run_tests "nightly and not alone" $(processes 3) tests
+  run_tests "nightly and alone" $(files_of_alone)
 }
 
 lint() {
@@ -179,14 +181,21 @@ check_types() {
   if has mypy; then "$PYTHON" -m mypy; fi
 }
 
-# run_tests MARKS [OPTION...]: the options, which are those of pytest-xdist, are left out where it is not installed.
+# The files and folders that name the marker `alone`; to collect all files would take a quarter of a minute.
+files_of_alone() {
+  grep -rlE 'mark\.alone|"alone"' tests --include='test_*.py' --include=conftest.py | sed 's|/conftest\.py$||'
+}
+
+# Options of pytest-xdist for so many processes; none where it is not installed.
+processes() { ! has xdist >&2 || echo "-n $1 --dist loadfile --no-loadscope-reorder"; }
+
+# run_tests MARKS OPTION-OR-FILE...
 run_tests() {
   local marks=$1
   shift
   step "tests: $marks"
   unset PYTHONDONTWRITEBYTECODE  # hundreds of processes would otherwise compile the same modules
-  has xdist || shift $#
-  "$PYTHON" -m pytest -c tests/pytest.ini -m "$marks" "$@" tests
+  "$PYTHON" -m pytest -c tests/pytest.ini -m "$marks" "$@"
 }
 
 test_without_torch() {

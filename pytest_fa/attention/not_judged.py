@@ -139,6 +139,7 @@ def written(value: Off) -> str | None:
     return None if isinstance(value, tuple) else "null" if value is None else str(value)
 
 
+@parts.cached
 def rows() -> dict[str, UnjudgedKind]:
     """What is not judged: the rows of which no part of attention has a name."""
     known = [*DTYPES, "attention", "scores"]

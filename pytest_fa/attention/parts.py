@@ -252,6 +252,7 @@ def passed_cache(tensor: Any, words: Mapping[str, Any]) -> Any:  # tensors
     return next((cache for cache in caches if cache is not None), None)
 
 
+@cached
 def always_passed() -> tuple[str, ...]:
     """The words that each call passes."""
     return tuple(word for part in PARTS for word in part.always)

@@ -120,12 +120,15 @@ def explain_attention(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding
     coarse, fine = _selection(wrong, SCREENING_SCORES, inputs), _selection(wrong, most, inputs)
     if check_output(fine.of(wrong.out), fine.of_truth(wrong.truth), wrong.policy).passed:
         return Explanation()
+    screen = _Screen(
+        Predictor(inputs, wrong.truth, rounds, with_sizes=False), coarse, coarse.of(wrong.out), wrong.policy
+    )
     results: list[MistakeResult] = []
     stop_at = time.monotonic() + MAX_SECONDS
     for mistake in _candidates(wrong, predictor):
         if time.monotonic() > stop_at:
             return _zeros(wrong, inputs)
-        if scores_needed(mistake, inputs, fine) <= 2 * most and _may_explain(wrong, predictor, mistake, coarse):
+        if scores_needed(mistake, inputs, fine) <= 2 * most and screen.lets_pass(mistake):
             result = predictor.predict(mistake, fine)
             results.append(MistakeResult(mistake.words, result, mistake.is_convention))
     roundings = _roundings(wrong, predictor, fine)
@@ -309,19 +312,27 @@ def _explains(wrong: WrongOutput, result: Truth, selection: Selection) -> bool:
     )
 
 
-def _may_explain(wrong: WrongOutput, predictor: Predictor, mistake: Mistake, selection: Selection) -> bool:
-    """A coarse form of `_explains`, for few queries: the RMS of the error is that of rounding, or little more."""
-    if mistake.needs_all_queries or (mistake.arrange and not mistake.arranges_rows):
-        return True
-    result, out = predictor.predict(mistake, selection), selection.of(wrong.out)
-    largest = float(result.out.abs().max())
-    if not largest < math.inf:  # also NaN
-        return False
-    rounding = rms(result.same_precision - result.out) + ulp(largest, out.dtype)
-    if result.float32_error is not None:
-        rounding = max(rounding, sum(rms(part) for part in result.float32_error))
-    allowed = max(COARSE * rounding, COARSE_FP8 * rms(result.out) if wrong.policy == "fp8" else 0.0)
-    return rms(out.double() - result.out) <= allowed
+class _Screen(NamedTuple):
+    """A coarse form of `_explains`, for few queries."""
+
+    predictor: Predictor
+    selection: Selection
+    out: torch.Tensor  # the selected part
+    policy: str
+
+    def lets_pass(self, mistake: Mistake) -> bool:
+        """Whether the RMS of the error is that of rounding, or little more; a mistake of whole outputs passes."""
+        if mistake.needs_all_queries or (mistake.arrange and not mistake.arranges_rows):
+            return True
+        result = self.predictor.predict(mistake, self.selection)
+        largest = float(result.out.abs().max())
+        if not largest < math.inf:  # also NaN
+            return False
+        rounding = rms(result.same_precision - result.out) + ulp(largest, self.out.dtype)
+        if result.float32_error is not None:
+            rounding = max(rounding, sum(rms(part) for part in result.float32_error))
+        allowed = max(COARSE * rounding, COARSE_FP8 * rms(result.out) if self.policy == "fp8" else 0.0)
+        return rms(self.out.double() - result.out) <= allowed
 
 
 def is_at(out: torch.Tensor, result: torch.Tensor, other: torch.Tensor, beyond: float = LARGEST_PART) -> bool:

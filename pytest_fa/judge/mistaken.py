@@ -62,9 +62,10 @@ def scores_needed(mistake: Mistake, inputs: Inputs, selection: Selection) -> int
 
 
 class _SharedOperands(NamedTuple):
-    """What mistakes have in common: K and V of a selection in float64, and the right scores."""
+    """What mistakes have in common: Q of a selection, its K and V in float64, and the right scores."""
 
     selection: Selection
+    q: torch.Tensor
     operands: Operands
     scores: torch.Tensor  # [batch, heads, rows, seq_k]
 
@@ -73,10 +74,13 @@ class Predictor:
     """Computes the output that a mistake gives on the inputs of a wrong output, which hold exact values.
 
     It keeps K, V and the scores in float64 for each selection, if they are small: many mistakes are tried on them.
+    Without `with_sizes`, it is quicker, and the sizes of rows are NaN.
     """
 
-    def __init__(self, inputs: Inputs, truth: Truth, rounds: tuple[Rounding, ...] = ()) -> None:
-        self.inputs, self.truth, self.rounds = inputs, truth, rounds
+    def __init__(
+        self, inputs: Inputs, truth: Truth, rounds: tuple[Rounding, ...] = (), *, with_sizes: bool = True
+    ) -> None:
+        self.inputs, self.truth, self.rounds, self.with_sizes = inputs, truth, rounds, with_sizes
         self._kept: list[_SharedOperands] = []
 
     def with_rounds(self, rounds: tuple[Rounding, ...]) -> Predictor:
@@ -162,7 +166,15 @@ class Predictor:
 
         scores = self._scores(inputs, operands)
         adds = added_by(inputs, positions)
-        return truth_of_rows(selection.of(inputs.q), operands, softmax, precision, scores, adds)
+        q = self._q(inputs, selection)
+        return truth_of_rows(q, operands, softmax, precision, scores, adds, with_sizes=self.with_sizes)
+
+    def _q(self, inputs: Inputs, selection: Selection) -> torch.Tensor:
+        """Q of the selected heads and queries."""
+        for kept in self._kept if inputs.q is self.inputs.q else ():
+            if kept.selection is selection:
+                return kept.q
+        return selection.of(inputs.q)
 
     def _operands(self, inputs: Inputs, selection: Selection) -> Operands:
         """K and V of the selected heads, in float64."""
@@ -174,7 +186,8 @@ class Predictor:
         operands = Operands.of(k, v, inputs.scale, with_spread=self.truth.spread is not None)
         if is_unchanged and k.numel() <= MAX_KEPT:
             right = operands._replace(scale=self.inputs.scale)
-            self._kept.append(_SharedOperands(selection, operands, scaled_scores(selection.of(self.inputs.q), right)))
+            q = selection.of(self.inputs.q)
+            self._kept.append(_SharedOperands(selection, q, operands, scaled_scores(q, right)))
         return operands
 
     def _scores(self, inputs: Inputs, operands: Operands) -> torch.Tensor | None:

@@ -208,9 +208,10 @@ def test_the_twin_is_right() -> None:
     ),
 )
 def test_each_mistake_is_caught_and_gets_no_other_name(name: str) -> None:
-    """The check that must reject a kernel does, and the diagnosis names its mistake."""
+    """The check that must reject a kernel does, alone if no other may, and the diagnosis names its mistake."""
     wrong = next(wrong_results(VARIANTS[name]))
     assert FAULTS[name].caught_by in wrong.caught_by
+    assert not FAULTS[name].only or wrong.caught_by == (FAULTS[name].caught_by,)
     assert CAUSES[name] in (wrong.diagnosis.cause if wrong.diagnosis else wrong.message)
 
 

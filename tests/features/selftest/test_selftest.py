@@ -30,10 +30,16 @@ class SelfTest(NamedTuple):
 def selftest(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, resident_server: str
 ) -> SelfTest:
-    """A run in an empty folder, on the CPU: of a kernel for each check and of some correct ones, or of all."""
+    """A run in an empty folder, on the CPU: of a kernel for each check and of some correct ones, or of all.
+
+    The few leave out faults of parts of attention, which take a third of the time; test_part_faults.py and
+    test_backward_faults.py judge them in their own process.
+    """
     chosen = names()
     if request.param == "few":
-        chosen = [*{fault.caught_by: name for name, fault in FAULTS.items() if fault.only}.values(), *TWINS[:4]]
+        in_plain_attention = {name: fault for name, fault in FAULTS.items() if not fault.shapes}
+        of_checks = {fault.caught_by: name for name, fault in in_plain_attention.items() if fault.only}
+        chosen = [*of_checks.values(), *TWINS[:4]]
     project = Project(tmp_path_factory.mktemp("selftest"), tmp_path_factory.mktemp("cache"), resident_server)
     project.ini()
     variants = f"--fa-variant={','.join(chosen)}"

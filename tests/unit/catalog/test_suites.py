@@ -12,8 +12,6 @@ from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.suites import DEFAULT_SUITE, SUITES, TARGET_SHAPE
 
-CASES = [case for cases in SUITES.values() for case in cases]
-
 
 @pytest.mark.parametrize(
     ("suite", "shapes", "seeds"),
@@ -37,10 +35,11 @@ def test_the_default_suite_has_the_target_shape() -> None:
     assert TARGET_SHAPE in {case.shape_id for case in SUITES[DEFAULT_SUITE]}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_every_case_can_be_selected_by_its_id(case: Case) -> None:
+def test_every_case_can_be_selected_by_its_id() -> None:
     """Parsing the id of a case in a suite gives that case."""
-    assert case == parse_case(case.id)
+    cases = [case for cases in SUITES.values() for case in cases]
+    assert cases
+    assert [case for case in cases if case != parse_case(case.id)] == []
 
 
 @pytest.mark.parametrize(

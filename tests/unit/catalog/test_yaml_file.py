@@ -36,7 +36,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda _: None, "No such file"),
     "10 MB": (_bytes(b"# comment\n" * 2**20), f"it is larger than {MAX_BYTES} bytes, the limit"),
     "half a million keys": (
-        _text("".join(f"key{index}: 1\n" for index in range(500_000))),
+        lambda path: path.write_text("".join(f"key{index}: 1\n" for index in range(500_000))),
         f"it is larger than {MAX_BYTES} bytes, the limit",
     ),
     "too many values": (
