@@ -9,6 +9,7 @@
 //          128 or 256 keys in either order; rows contiguous and 16-byte aligned
 #include "fa/decode_exchange.cuh"
 #include "fa/decode_packets.cuh"
+#include "fa/decode_pages.cuh"
 #include "fa/decode_plan.h"
 #include "fa/decode_ring.cuh"
 #include "fa/entry.h"
@@ -16,31 +17,8 @@
 // How the work is divided: as in decode_cluster, but each block computes which keys of its sequence are its own.  The host only knows
 // the longest length, and chooses the clusters for it.
 
-using fa::NARROW, fa::PackedTile, fa::Packet, fa::PACKETS, fa::Partial, fa::Plan, fa::Split, fa::STEP_KEYS, fa::WARP,
+using fa::Cache, fa::NARROW, fa::PackedTile, fa::Packet, fa::PACKETS, fa::Pages, fa::Partial, fa::Plan, fa::Split, fa::STEP_KEYS, fa::WARP,
     fa::WIDE;
-
-// Where the keys of a call are.
-struct Cache {
-  const int* lengths;      // [batch], or nullptr: all have seq_k keys
-  const int* block_table;  // [batch, table_stride], or nullptr: a sequence is one page
-  int table_stride, page_log2;
-};
-
-// The pages of one sequence.
-struct Pages {
-  const int* table;  // nullptr: there is only `first`
-  int first, log2;
-
-  __device__ __forceinline__ Pages(const Cache& cache, int batch)
-      : table(cache.block_table == nullptr ? nullptr : cache.block_table + int64_t(batch) * cache.table_stride),
-        first(table == nullptr ? batch : 0),
-        log2(cache.page_log2) {}
-
-  // The page of a key.  Entries of the table from `visible` on are not read.
-  __device__ __forceinline__ int of(int key, int visible) const {
-    return table != nullptr && key < visible ? __ldg(table + (key >> log2)) : first;
-  }
-};
 
 // Copies K or V of every WARPS-th step to the ring of a warp, one step per call, as StepCopier does.  A step lies in one page.
 template <int WARPS, int HEAD_DIM, bool IS_V>
@@ -76,26 +54,6 @@ struct PageCopier {
   }
 };
 
-// The parameters of a call, with the number of keys of the sequence of this block.
-__device__ __forceinline__ fa::Params params_of_sequence(const fa::Params& params, const Cache& cache, int batch) {
-  fa::Params own = params;
-  if (cache.lengths != nullptr) {
-    own.seq_k = __ldg(cache.lengths + batch);
-    if (params.first_diagonal < INT32_MAX / 2) own.first_diagonal += own.seq_k - params.seq_k;  // it ends at the last key
-  }
-  return own;
-}
-
-// Gives this block its part of the keys that the rows of the tile see.
-__device__ __forceinline__ void divide_keys(PackedTile& tile, const fa::Params& params) {
-  const int last_query = fa::query_of(params, tile.first_row + tile.rows - 1);
-  tile.visible = max(0, min(params.seq_k, params.first_diagonal + last_query));
-  const uint32_t all_steps = (tile.visible + STEP_KEYS - 1) / STEP_KEYS;
-  const uint32_t even_steps = all_steps / gridDim.x, remaining_steps = all_steps - even_steps * gridDim.x;
-  tile.first_step = blockIdx.x * even_steps + min(blockIdx.x, remaining_steps);
-  tile.steps = even_steps + (blockIdx.x < remaining_steps ? 1 : 0);
-}
-
 template <int WARPS, int HEAD_DIM, int ROW_TILES>
 struct Smem {
   static constexpr int ROWS = ROW_TILES * fa::MMA_M, VECTORS = ROWS * HEAD_DIM / 4;  // float4 of the tile's O
@@ -120,8 +78,8 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_paged_kerne
   PackedTile tile = fa::make_packed_tile(call, split.tiles, BlockSmem::ROWS);
   const int rank = blockIdx.x & ((1u << split.cluster_log2) - 1), cluster = blockIdx.x >> split.cluster_log2;
   if (tile.number >= split.tiles.count) return;  // the last blocks of a grid with more than 2^15 tiles
-  const fa::Params params = params_of_sequence(call, cache, tile.batch);
-  divide_keys(tile, params);
+  const fa::Params params = fa::params_of_sequence(call, cache, tile.batch);
+  fa::divide_keys(tile, params);
 
   // Start the copies of K and V, and load Q.
   typename BlockSmem::Ring ring(smem.rings[thread.warp], tile, thread, {params.k, params.k_strides, cache, tile, thread},
@@ -198,22 +156,6 @@ size_t workspace_bytes(const Plan& plan) {
   return (plan.tiles << plan.cluster_log2) * plan.clusters * plan.vectors_per_block * PACKETS * sizeof(Packet);
 }
 
-// Fills `cache` and returns FA_OK, or refuses the call.
-int make_cache(const FaForwardArgs* args, Cache* cache) {
-  const FaForwardArgs all = fa_copy_args(args);
-  *cache = {all.features & FA_SEQLENS_K ? all.seqlens_k : nullptr, nullptr, 0, 31};
-  if (!(all.features & FA_BLOCK_TABLE)) return FA_OK;
-  if (all.page_size < STEP_KEYS || (all.page_size & (all.page_size - 1)) != 0 || all.block_table_stride > INT32_MAX) {
-    return fa_refuse(args, "the page size is %lld and a row of the table has %lld entries; the page size must be a power of two from %d on",
-                     static_cast<long long>(all.page_size), static_cast<long long>(all.block_table_stride), STEP_KEYS);
-  }
-  cache->block_table = all.block_table;
-  cache->table_stride = static_cast<int>(all.block_table_stride);
-  cache->page_log2 = 0;
-  while (1 << cache->page_log2 < all.page_size) ++cache->page_log2;
-  return FA_OK;
-}
-
 template <typename T, int HEAD_DIM, int ROW_TILES>
 int launch_tiles(const FaForwardArgs* args, cudaStream_t stream) {
   using Wide = Launcher<T, WIDE, HEAD_DIM, ROW_TILES>;
@@ -221,7 +163,7 @@ int launch_tiles(const FaForwardArgs* args, cudaStream_t stream) {
   fa::Params params;
   Cache cache;
   if (int status = fa::make_decode_params(args, &params)) return status;
-  if (int status = make_cache(args, &cache)) return status;
+  if (int status = fa::make_cache(args, &cache)) return status;
   if (int status = Wide::set_up(args)) return status;
   if (int status = Narrow::set_up(args)) return status;
   const Plan plan = fa::make_plan<Wide>(args, fa::MAX_CLUSTERS);

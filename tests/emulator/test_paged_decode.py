@@ -1,4 +1,4 @@
-"""The decode kernel with pages and lengths on the device, emulated on the CPU."""
+"""The decode kernels with pages, lengths on the device, and caches in e4m3, emulated on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.tiers import nightly_after, nightly_but
 
 pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 
-RUNG = "decode_paged"
+RUNG, E4M3_RUNG = "decode_paged", "decode_e4m3"
 # Shapes, the number of SMs, and how many blocks are resident at once.
 CASES = (
     ("b4h8s1d64-fp16-kv2-sk1008-var1-page16", 24, 24),
@@ -25,6 +25,18 @@ CASES = (
     ("b1h8s1d64-fp16-kv2-sk1000", 24, 24),
     ("b1h4s1d64-fp16-sk0", 4, 8),
 )
+E4M3_CASES = (
+    ("b4h8s1d64-fp16-kv2-sk1008-var1-page16-kv_e4m3_th", 24, 24),
+    ("b1h8s1d128-bf16-kv2-sk1000-kv_e4m3_h", 24, 24),
+    ("b1h8s1d64-fp16-kv2-sk1000-kv_e4m3_t", 24, 24),
+    ("b9h8s3d64-bf16-causal_br-kv2-sk1024-var1-page64hnd-kv_e4m3_th", 132, 132),
+    ("b4h16s8d128-fp16-causal_br-kv2-sk304-var4-page16hnd-kv_e4m3_h-bshd", 8, 16),
+    ("b9h4s2d128-fp16-causal_br-sk256-var1-page256-kv_e4m3_th", 5, 16),
+    ("b2h4s1d128-fp16-kv1-sk2048-var4-page128-kv_e4m3_t", 60, 60),
+    ("b3h4s20d64-fp16-causal_br-kv1-sk512-var4-page16-kv_e4m3_h", 2, 8),
+    ("b9h2s1d64-bf16-sk200-var1-kv_e4m3_th", 4, 8),
+    ("b1h4s1d64-fp16-sk0-kv_e4m3_h", 4, 8),
+)
 MISTAKES = ("wrong_paged_page", "wrong_paged_tail")
 
 
@@ -34,6 +46,21 @@ def test_it_is_right(build: Build, number: int) -> None:
     shape, sms, resident_blocks = CASES[number]
     kernel = build(RUNG, parse_case(f"{shape}-seed0").head_dim)
     assert complaints(kernel, shape, Schedule(number, sms, number % 3 / 2, resident_blocks), calls=1 + number % 2) == []
+
+
+@pytest.mark.parametrize("number", nightly_after(2, range(len(E4M3_CASES))))
+def test_caches_in_e4m3_are_right(build: Build, number: int) -> None:
+    """So are they with scales for the tensor, for each head and for each key."""
+    shape, sms, resident_blocks = E4M3_CASES[number]
+    case = parse_case(f"{shape}-seed0")
+    kernel = build(E4M3_RUNG, case.head_dim, dtypes=(case.dtype,))
+    assert complaints(kernel, shape, Schedule(number, sms, number % 3 / 2, resident_blocks), calls=1 + number % 2) == []
+
+
+def test_a_missing_scale_is_found(build: Build) -> None:
+    """Without the scales of V, the output is wrong."""
+    shape, sms, resident_blocks = E4M3_CASES[0]
+    assert complaints(build("wrong_e4m3_v_scale"), shape, Schedule(0, sms, 0.5, resident_blocks)) != []
 
 
 @pytest.mark.parametrize("name", nightly_but(MISTAKES, "wrong_paged_tail"))

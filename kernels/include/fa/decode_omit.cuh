@@ -27,6 +27,7 @@ enum DecodeMistake {
   OWN_COUNT,    // the number of clusters of this call: that of the call before is used
   NEXT_PAGE,    // decode_paged: the lookup of the next page, so that the page of the first step is used for all
   TAIL_ZEROS,   // decode_paged: the zeros in place of slots behind the last key
+  V_SCALES,     // decode_e4m3: the scales of V
 };
 
 template <DecodeMistake KIND>

@@ -63,13 +63,13 @@ struct ClusterLauncher {
 
 // Chooses the number of blocks per tile with the least expected time.  All blocks must run at once, each on an SM of its own.  If
 // there are more tiles than SMs, narrow blocks take one tile each: of the two on an SM, one computes while the other one starts.
-// WIDE_LAUNCHER launches the wide blocks; a tile has up to `max_clusters` clusters.
+// WIDE_LAUNCHER launches the wide blocks; a tile has up to `max_clusters` clusters, and an element of K or V `element_bytes`.
 template <typename WIDE_LAUNCHER>
-Plan make_plan(const FaForwardArgs* args, int max_clusters) {
+Plan make_plan(const FaForwardArgs* args, int max_clusters, int element_bytes = 2) {
   Plan plan = make_tiles(args);
   plan.is_wide = plan.tiles <= sm_count();
   const int64_t steps = (args->seq_k + STEP_KEYS - 1) / STEP_KEYS;
-  const double tile_kb = static_cast<double>(args->seq_k * args->head_dim * 4) / 1e3;
+  const double tile_kb = static_cast<double>(args->seq_k * args->head_dim * 2 * element_bytes) / 1e3;
   // Measured on an H200: what an SM, a GPC and the GPU read, and what the merges of blocks and of clusters take.
   constexpr double SM_KB_PER_US = 65, GPC_KB_PER_US = 690, GPU_KB_PER_US = 4500;
   constexpr double CLUSTER_US = 0.7, CLUSTERS_US = 2.5, EACH_CLUSTER_US = 0.1;

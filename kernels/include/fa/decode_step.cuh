@@ -55,6 +55,21 @@ struct Scores {
     }
   }
 
+  // Multiplies the chains by a factor for each of this lane's keys.
+  __device__ __forceinline__ void scale(const float2 (&factors)[KEY_TILES]) {
+#pragma unroll
+    for (int c = 0; c < CHAINS; ++c) {
+#pragma unroll
+      for (int t = 0; t < ROW_TILES; ++t) {
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) chain[c][t][n][e] *= e % 2 ? factors[n].y : factors[n].x;
+        }
+      }
+    }
+  }
+
   // Adds the chains of a row tile.
   __device__ __forceinline__ void add_chains(int t, bool is_negated) {
 #pragma unroll
@@ -131,11 +146,11 @@ __device__ __forceinline__ void exponentials(uint32_t (&p)[ROW_TILES][4], const 
   }
 }
 
-// From S to P: mask, row max, rescale and exponentials of one step, whose last key is `last_key`.
-template <typename T, int ROW_TILES, int D_TILES>
-__device__ __forceinline__ void softmax(uint32_t (&p)[ROW_TILES][4], const RowState<ROW_TILES, D_TILES>& state, Scores<ROW_TILES>& scores,
-                                        const KeyLimits<ROW_TILES>& limits, bool needs_mask, int last_key, float scale_log2, bool is_negated,
-                                        bool is_first_step, int lane) {
+// Mask, row max and rescale of one step, whose last key is `last_key`.
+template <int ROW_TILES, int D_TILES>
+__device__ __forceinline__ void raise_max(const RowState<ROW_TILES, D_TILES>& state, Scores<ROW_TILES>& scores,
+                                          const KeyLimits<ROW_TILES>& limits, bool needs_mask, int last_key, float scale_log2,
+                                          bool is_negated, bool is_first_step, int lane) {
   bool is_above = false;
   float m_new[ROW_TILES][LANE_ROWS];
 #pragma unroll
@@ -149,6 +164,14 @@ __device__ __forceinline__ void softmax(uint32_t (&p)[ROW_TILES][4], const RowSt
     }
   }
   if (__any_sync(0xffffffffu, is_above)) rescale(state, m_new, scale_log2, is_first_step);
+}
+
+// From S to P of one step.
+template <typename T, int ROW_TILES, int D_TILES>
+__device__ __forceinline__ void softmax(uint32_t (&p)[ROW_TILES][4], const RowState<ROW_TILES, D_TILES>& state, Scores<ROW_TILES>& scores,
+                                        const KeyLimits<ROW_TILES>& limits, bool needs_mask, int last_key, float scale_log2, bool is_negated,
+                                        bool is_first_step, int lane) {
+  raise_max(state, scores, limits, needs_mask, last_key, scale_log2, is_negated, is_first_step, lane);
   exponentials<T>(p, state, scores, scale_log2);
 }
 

@@ -20,6 +20,12 @@ __device__ __forceinline__ void cp_async_16_or_zero(void* to_smem, const void* f
                :: "r"(smem_address(to_smem)), "l"(from_gmem), "r"(valid ? 16 : 0) : "memory");
 }
 
+// 9.7.9.25.3.1 cp.async: the same for 4 bytes.
+__device__ __forceinline__ void cp_async_4_or_zero(void* to_smem, const void* from_gmem, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+               :: "r"(smem_address(to_smem)), "l"(from_gmem), "r"(valid ? 4 : 0) : "memory");
+}
+
 // 9.7.9.25.3.2 cp.async.commit_group: combines the copies of this thread since the previous commit into one group.
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -29,6 +29,7 @@ template <int THREADS>
 void barrier_arrive(int number) { emulator::meet_at_barrier(number, THREADS, false); }
 
 inline void cp_async_16_or_zero(void* to_smem, const void* from_gmem, bool valid) { emulator::copy_async(to_smem, from_gmem, 16, valid); }
+inline void cp_async_4_or_zero(void* to_smem, const void* from_gmem, bool valid) { emulator::copy_async(to_smem, from_gmem, 4, valid); }
 inline void cp_async_commit_group() { emulator::commit_copies(); }
 template <int PENDING>
 void cp_async_wait_group() { emulator::complete_copies(PENDING); }

@@ -1,0 +1,408 @@
+// decode_e4m3: caches in e4m3 beside queries in fp16 or bf16, with scales for the tensor, each head, or each key.
+// step:    K and V are copied as bytes and converted in registers; scales of K multiply S, and those of V multiply P
+// because: decode takes the time of the bytes of K and V, and e4m3 has half of them
+// expect:  with 32 heads, 8 key/value heads and D = 128, 18 us at 32768 keys and 33 us for 16 batches of 4096 keys, where
+//          decode_paged reads twice as many bytes; at 1024 keys, the time of decode_paged
+// diff:    rings of bytes and scales, the conversions, and the columns of O, which alternate between two tiles
+// tile:    as in decode_paged, with twice as many steps in a ring
+// takes:   fp16 and bf16 with K and V in e4m3, D = 64 and 128, any S_q >= 1, the bottom-right causal mask, grouped heads, lengths of
+//          keys, pages of 16, 64, 128 or 256 keys in either order; rows contiguous and 16-byte aligned
+#include <cuda_fp8.h>
+
+#include "fa/decode_exchange.cuh"
+#include "fa/decode_packets.cuh"
+#include "fa/decode_pages.cuh"
+#include "fa/decode_plan.h"
+#include "fa/entry.h"
+
+using fa::Cache, fa::KEY_TILES, fa::LANE_ROWS, fa::MMA_N, fa::NARROW, fa::PackedTile, fa::Packet, fa::PACKETS, fa::Pages, fa::Partial,
+    fa::Plan, fa::QUAD, fa::Split, fa::STEP_KEYS, fa::WARP, fa::WIDE;
+
+// K or V of a call: numbers in e4m3, and their scales.  `batch` is the stride of a page.
+struct Numbers {
+  const uint4* gmem;
+  fa::VectorStrides strides;  // of 16 numbers
+  const float* scales;
+  FaStrides scale_strides;
+};
+
+// K and V of a step, as chunks of 16 numbers, and the scales of both.
+template <int HEAD_DIM>
+struct alignas(256) Stage {
+  static constexpr int CHUNKS = HEAD_DIM / 16;
+  uint4 k[STEP_KEYS * CHUNKS], v[STEP_KEYS * CHUNKS];
+  float scales[2][STEP_KEYS];  // of K and of V
+};
+
+// The place of a chunk in the row of a key.  The swizzle of K serves 8-byte loads from four rows, that of V serves ldmatrix.
+template <int CHUNKS, bool IS_V>
+__device__ __forceinline__ int swizzled(int key, int chunk) {
+  const int row_of_banks = key * CHUNKS / 8;  // 128 bytes each
+  return IS_V ? chunk ^ row_of_banks % CHUNKS : chunk ^ row_of_banks % (CHUNKS / 2) * 2;
+}
+
+// Copies K or V of every WARPS-th step to the ring of a warp, one step per call.  A step lies in one page.
+template <int WARPS, int HEAD_DIM, bool IS_V>
+struct NumberCopier {
+  static constexpr int CHUNKS = HEAD_DIM / 16, COPY_ROWS = WARP / CHUNKS;  // rows per copy of the whole warp
+  const uint4* head_gmem;  // this lane's chunk of its first row of the head in page 0
+  fa::VectorStrides strides;
+  Pages pages;
+  int first_key, page;  // of the next step; the page is looked up one step ahead
+
+  __device__ __forceinline__ NumberCopier(const Numbers& numbers, const Cache& cache, const PackedTile& tile, const fa::Thread& thread)
+      : head_gmem(numbers.gmem + uint64_t(tile.kv_head) * numbers.strides.head +
+                  uint64_t(thread.lane / CHUNKS) * numbers.strides.row + thread.lane % CHUNKS),
+        strides(numbers.strides),
+        pages(cache, tile.batch),
+        first_key((tile.first_step + thread.warp) * STEP_KEYS),
+        page(pages.of(first_key, tile.visible)) {}
+
+  __device__ __forceinline__ int first_slot() const { return first_key & ((1u << pages.log2) - 1); }  // in the page
+
+  // Starts the copy of the next step.  Rows from `visible` on become zero.
+  __device__ __forceinline__ void operator()(uint4* tile_smem, int visible, int lane) {
+    const uint4* from_gmem = head_gmem + uint64_t(page) * strides.batch + uint64_t(first_slot()) * strides.row;
+#pragma unroll
+    for (int i = 0; i < STEP_KEYS / COPY_ROWS; ++i) {
+      const int row = i * COPY_ROWS + lane / CHUNKS;
+      fa::cp_async_16_or_zero(&tile_smem[row * CHUNKS + swizzled<CHUNKS, IS_V>(row, lane % CHUNKS)],
+                              from_gmem + uint64_t(i * COPY_ROWS) * strides.row, first_key + row < visible);
+    }
+    first_key += WARPS * STEP_KEYS;
+    page = pages.of(first_key, visible);
+  }
+};
+
+// The ring of a warp, which takes every WARPS-th step of its block.
+template <int WARPS, int HEAD_DIM, int DEPTH>
+struct NumberRing {
+  using Smem = Stage<HEAD_DIM>[DEPTH];
+  Smem& stages;
+  int steps;  // of this warp; at most 0 if it has no keys
+  int visible, lane;
+  NumberCopier<WARPS, HEAD_DIM, false> k_copier;
+  NumberCopier<WARPS, HEAD_DIM, true> v_copier;
+  const float* scale_gmem;  // of this lane's key of a step, in slot 0 of page 0: of K in the lower half of the warp, of V in the upper one
+  int64_t scale_page, scale_key;  // strides
+
+  __device__ __forceinline__ NumberRing(Smem& stages, const Numbers& k, const Numbers& v, const Cache& cache, const PackedTile& tile,
+                                        const fa::Thread& thread)
+      : stages(stages),
+        steps((tile.steps - thread.warp + WARPS - 1) / WARPS),
+        visible(tile.visible),
+        lane(thread.lane),
+        k_copier(k, cache, tile, thread),
+        v_copier(v, cache, tile, thread) {
+    const Numbers& own = lane < STEP_KEYS ? k : v;
+    scale_page = own.scale_strides.batch, scale_key = own.scale_strides.seq;
+    scale_gmem = own.scales + tile.kv_head * own.scale_strides.head + lane % STEP_KEYS * scale_key;
+  }
+
+  // Start the copy of step i, as one group of copies for K and all scales, because P needs those of V, and one for V.
+  __device__ __forceinline__ void copy_k(int i, int stage) {
+    if (i < steps) {
+      const float* from_gmem = scale_gmem + k_copier.page * scale_page + k_copier.first_slot() * scale_key;
+      fa::cp_async_4_or_zero(&stages[stage].scales[0][lane], from_gmem, k_copier.first_key + lane % STEP_KEYS < visible);
+      k_copier(stages[stage].k, visible, lane);
+    }
+    fa::cp_async_commit_group();
+  }
+  __device__ __forceinline__ void copy_v(int i, int stage) {
+    if (i < steps) v_copier(stages[stage].v, visible, lane);
+    fa::cp_async_commit_group();
+  }
+};
+
+// Converts two numbers in e4m3, in the lower half of `pair`, to T.
+template <typename T>
+__device__ __forceinline__ uint32_t convert(uint32_t pair) {
+  const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(pair), __NV_E4M3);
+  if constexpr (std::is_same_v<T, fp16>) {
+    return uint32_t(halves.y) << 16 | halves.x;
+  } else {
+    const float2 floats = __half22float2(__half2(halves));
+    return fa::cvt_rn_x2<T>(floats.x, floats.y);
+  }
+}
+
+// S = Q K^T of one step: 8 bytes of a lane are its elements of two mma, as 16 bytes of Q are.  `scales` are those of K.
+template <typename T, int HEAD_DIM, int ROW_TILES>
+__device__ __forceinline__ void multiply_qk(fa::Scores<ROW_TILES>& scores, const fa::Queries<HEAD_DIM, ROW_TILES>& queries,
+                                            const typename fa::Queries<HEAD_DIM, ROW_TILES>::Smem& q_smem, const uint4* k_smem,
+                                            const float2 (&scales)[KEY_TILES], const fa::Thread& thread) {
+  constexpr int CHUNKS = HEAD_DIM / 16, CHAINS = fa::Scores<ROW_TILES>::CHAINS;
+#pragma unroll
+  for (int j = 0; j < HEAD_DIM / 8 / QUAD; ++j) {
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; ++n) {
+      const int key = n * MMA_N + thread.row, half = j * QUAD + thread.lane % QUAD;  // of a chunk
+      const uint2 k = reinterpret_cast<const uint2*>(&k_smem[key * CHUNKS + swizzled<CHUNKS, false>(key, half / 2)])[half % 2];
+#pragma unroll
+      for (int t = 0; t < ROW_TILES; ++t) {
+        uint4 q[LANE_ROWS];
+#pragma unroll
+        for (int r = 0; r < LANE_ROWS; ++r) q[r] = queries.chunk(q_smem, t, r, j, thread.lane);
+        const uint32_t even[4] = {q[0].x, q[1].x, q[0].y, q[1].y}, odd[4] = {q[0].z, q[1].z, q[0].w, q[1].w};
+        fa::mma_m16n8k16<T>(scores.chain[0][t][n], even, convert<T>(k.x & 0xffff), convert<T>(k.x >> 16));
+        fa::mma_m16n8k16<T>(scores.chain[CHAINS - 1][t][n], odd, convert<T>(k.y & 0xffff), convert<T>(k.y >> 16));
+      }
+    }
+  }
+  scores.scale(scales);
+}
+
+// P = exp2(S - m) times the scales of V, and the row sum without them.
+template <typename T, int ROW_TILES, int D_TILES>
+__device__ __forceinline__ void scaled_exponentials(uint32_t (&p)[ROW_TILES][4], const fa::RowState<ROW_TILES, D_TILES>& state,
+                                                    const fa::Scores<ROW_TILES>& scores, const float2 (&scales)[KEY_TILES],
+                                                    float scale_log2) {
+#pragma unroll
+  for (int t = 0; t < ROW_TILES; ++t) {
+#pragma unroll
+    for (int r = 0; r < LANE_ROWS; ++r) {
+      const float m_log2 = fa::finite_or_zero(state.m[t][r]) * scale_log2;  // 0 for a row that has seen no key: P is exp2(-inf) = 0
+#pragma unroll
+      for (int n = 0; n < KEY_TILES; ++n) {
+        const float low = fa::ex2_approx_ftz(scores.s[t][n][2 * r] * scale_log2 - m_log2);
+        const float high = fa::ex2_approx_ftz(scores.s[t][n][2 * r + 1] * scale_log2 - m_log2);
+        state.l[t][r] += low + high;
+        p[t][n * 2 + r] = fa::cvt_rn_x2<T>(low * scales[n].x, high * scales[n].y);
+      }
+    }
+  }
+}
+
+// O += P V.  ldmatrix takes two adjacent columns for one element.  The even columns of a chunk of 16 form one tile of O, and the odd
+// ones the next.
+template <typename T, int ROW_TILES, int D_TILES>
+__device__ __forceinline__ void add_pv(const fa::RowState<ROW_TILES, D_TILES>& state, const uint32_t (&p)[ROW_TILES][4],
+                                       const uint4* v_smem, int lane) {
+  constexpr int CHUNKS = D_TILES / 2;
+#pragma unroll
+  for (int chunk = 0; chunk < CHUNKS; chunk += 2) {
+    uint32_t v[4];
+    fa::ldmatrix_x4_trans(v, fa::smem_address(&v_smem[lane % 16 * CHUNKS + swizzled<CHUNKS, true>(lane % 16, chunk + lane / 16)]));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      // The bytes of the lower 8 keys and of the upper 8: two keys of the even column, then two of the odd one.
+      const uint32_t lower = __byte_perm(v[2 * i], 0, 0x3120), upper = __byte_perm(v[2 * i + 1], 0, 0x3120);
+#pragma unroll
+      for (int t = 0; t < ROW_TILES; ++t) {
+        fa::mma_m16n8k16<T>(state.o[t][2 * (chunk + i)], p[t], convert<T>(lower & 0xffff), convert<T>(upper & 0xffff));
+        fa::mma_m16n8k16<T>(state.o[t][2 * (chunk + i) + 1], p[t], convert<T>(lower >> 16), convert<T>(upper >> 16));
+      }
+    }
+  }
+}
+
+// The main loop: all steps of a warp.  It has no barrier of the block.
+template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES, int DEPTH>
+__device__ __forceinline__ void attend(const fa::RowState<ROW_TILES, HEAD_DIM / MMA_N>& state, NumberRing<WARPS, HEAD_DIM, DEPTH>& ring,
+                                       const fa::Queries<HEAD_DIM, ROW_TILES>& queries,
+                                       const typename fa::Queries<HEAD_DIM, ROW_TILES>::Smem& q_smem,
+                                       const fa::KeyLimits<ROW_TILES>& limits, int first_step, float scale_log2, bool is_negated,
+                                       const fa::Thread& thread) {
+  int last_key = first_step * STEP_KEYS + STEP_KEYS - 1;  // of the step
+  for (int i = 0, stage = 0; i < ring.steps; ++i, stage = stage + 1 < DEPTH ? stage + 1 : 0, last_key += WARPS * STEP_KEYS) {
+    Stage<HEAD_DIM>& smem = ring.stages[stage];
+    fa::Scores<ROW_TILES> scores;
+    float2 k_scales[KEY_TILES], v_scales[KEY_TILES];
+    fa::wait_copies<fa::K_COPIED, 2 * DEPTH - 1>();
+    __syncwarp();  // the copies of all lanes are visible to all lanes
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; ++n) {
+      k_scales[n] = reinterpret_cast<const float2*>(smem.scales[0])[n * QUAD + thread.lane % QUAD];
+      v_scales[n] = reinterpret_cast<const float2*>(smem.scales[1])[n * QUAD + thread.lane % QUAD];
+      if (fa::HAS_MISTAKE<fa::V_SCALES>) v_scales[n] = {1.0f, 1.0f};
+    }
+    multiply_qk<T>(scores, queries, q_smem, smem.k, k_scales, thread);
+    __syncwarp();  // all lanes have read K and the scales, so they may be overwritten
+    ring.copy_k(i + DEPTH, stage);
+
+    uint32_t p[ROW_TILES][4];
+    fa::raise_max(state, scores, limits, last_key >= limits.least, last_key, scale_log2, is_negated, i == 0, thread.lane);
+    scaled_exponentials<T>(p, state, scores, v_scales, scale_log2);
+
+    fa::wait_copies<fa::V_COPIED, 2 * DEPTH - 1>();
+    __syncwarp();  // the copies of all lanes are visible to all lanes
+    add_pv<T>(state, p, smem.v, thread.lane);
+    __syncwarp();  // all lanes have read V, so it may be overwritten
+    ring.copy_v(i + DEPTH, stage);
+  }
+}
+
+// The stages of a ring.  Two row tiles need shared memory for their O.
+constexpr int ring_depth(int head_dim, int row_tiles) {
+  const int depth = STAGES * 128 / head_dim;
+  return depth > 4 * (row_tiles - 1) ? depth : 4 * (row_tiles - 1);
+}
+
+template <int WARPS, int HEAD_DIM, int ROW_TILES>
+struct Smem {
+  static constexpr int ROWS = ROW_TILES * fa::MMA_M, VECTORS = ROWS * HEAD_DIM / 4;  // float4 of the tile's O
+  static constexpr int DEPTH = ring_depth(HEAD_DIM, ROW_TILES);
+  using Ring = NumberRing<WARPS, HEAD_DIM, DEPTH>;
+  alignas(256) typename Ring::Smem rings[WARPS];
+  typename fa::Queries<HEAD_DIM, ROW_TILES>::Smem q;
+  float4 incoming_o[VECTORS];        // [source block, vectors that this block finishes], without those of this block
+  float2 incoming_m_and_l[VECTORS];  // the same
+  float2 warp_m_and_l[WARPS][ROWS];
+  uint64_t incoming_full;  // the mbarrier that counts the bytes of the two incoming arrays
+  static_assert(sizeof(rings[0]) >= VECTORS * sizeof(float4), "the ring of a warp must hold its partial O");
+};
+
+template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES>
+__global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_e4m3_kernel(const fa::Params call, const Cache cache, const Numbers k,
+                                                                                         const Numbers v, const Split split) {
+  using BlockSmem = Smem<WARPS, HEAD_DIM, ROW_TILES>;
+  extern __shared__ __align__(1024) unsigned char smem_bytes[];
+  auto& smem = *reinterpret_cast<BlockSmem*>(smem_bytes);
+  constexpr int THREADS = WARPS * WARP, ROW_VECTORS = HEAD_DIM / 4;
+  const fa::Thread thread;
+  PackedTile tile = fa::make_packed_tile(call, split.tiles, BlockSmem::ROWS);
+  const int rank = blockIdx.x & ((1u << split.cluster_log2) - 1), cluster = blockIdx.x >> split.cluster_log2;
+  if (tile.number >= split.tiles.count) return;  // the last blocks of a grid with more than 2^15 tiles
+  const fa::Params params = fa::params_of_sequence(call, cache, tile.batch);
+  fa::divide_keys(tile, params);
+
+  // Start the copies of K and V, and load Q.
+  typename BlockSmem::Ring ring(smem.rings[thread.warp], k, v, cache, tile, thread);
+  ring.copy_k(0, 0);
+  ring.copy_v(0, 0);
+  fa::Queries<HEAD_DIM, ROW_TILES> queries;
+  queries.load(params, split.tiles, tile, smem.q, WARPS, thread);
+#pragma unroll 1
+  for (int stage = 1; stage < BlockSmem::DEPTH; ++stage) {
+    ring.copy_k(stage, stage);
+    ring.copy_v(stage, stage);
+  }
+
+  // The rest of the setup overlaps with the copies.
+  const int cluster_size = 1 << split.cluster_log2;
+  const int vectors = tile.rows * ROW_VECTORS;
+  if (cluster_size > 1) fa::expect_incoming(&smem.incoming_full, vectors, split.cluster_log2, cluster_size);
+  if (queries.IN_SMEM) __syncthreads();
+  const float scale_log2 = fa::scale_log2_of(params);
+  const bool is_negated = fa::negate_q(params);
+  const fa::KeyLimits<ROW_TILES> limits(params, tile, thread);
+
+  // All keys of the warp.
+  float o[ROW_TILES][HEAD_DIM / fa::MMA_N][4] = {};
+  float m[ROW_TILES][fa::LANE_ROWS];       // unscaled row max at the last rescale
+  float l[ROW_TILES][fa::LANE_ROWS] = {};  // this lane's part of the running row sum
+#pragma unroll
+  for (int t = 0; t < ROW_TILES; ++t) m[t][0] = m[t][1] = -CUDART_INF_F;
+  const fa::RowState<ROW_TILES, HEAD_DIM / fa::MMA_N> state{o, m, l};
+  attend<T>(state, ring, queries, smem.q, limits, tile.first_step + thread.warp, scale_log2, is_negated, thread);
+  fa::order_columns(o, thread.lane);
+
+  // Store the partial result of the warp.  Its ring is free: every copy has been waited for.
+  const fa::WarpPartials<WARPS, HEAD_DIM, typename BlockSmem::Ring::Smem> partials{smem.rings};
+  if (ring.steps > 0 || !fa::HAS_MISTAKE<fa::EMPTY_SPLIT>) partials.store(smem.warp_m_and_l, state, tile.rows, scale_log2, thread);
+  __syncwarp();
+  if (cluster_size > 1) fa::barrier_cluster_wait();  // all blocks run and have initialised their mbarriers
+  fa::sync_block<fa::WARP_PARTIAL_STORED>();
+  if (cluster_size == 1) {
+    for (int vector = threadIdx.x; vector < vectors; vector += THREADS) {
+      fa::store_vector<T, HEAD_DIM>(params, split.tiles, tile, vector, partials.merge_vector(smem.warp_m_and_l, vector));
+    }
+    return;
+  }
+
+  // Merge the warps, and send each vector to the block of the cluster that finishes it.
+  const fa::Exchange<BlockSmem> exchange(smem, vectors, split.cluster_log2, rank);
+  const uint64_t cluster_stride =
+      (min(BlockSmem::ROWS, params.seq_q * split.tiles.group) * ROW_VECTORS >> split.cluster_log2) * PACKETS;
+  for (int i = threadIdx.x; i < exchange.sent_vectors; i += THREADS) {
+    const int vector = i + (i >= rank * exchange.own_vectors ? exchange.own_vectors : 0);  // skips the vectors of this block
+    exchange.send(vector, partials.merge_vector(smem.warp_m_and_l, vector));
+  }
+
+  // Merge the blocks of the cluster, and then the clusters.
+  for (int first = 0; first < exchange.own_vectors; first += THREADS) {
+    const int slot = first + threadIdx.x;
+    const bool is_valid = slot < exchange.own_vectors;
+    const Partial of_block = is_valid ? partials.merge_vector(smem.warp_m_and_l, rank * exchange.own_vectors + slot) : fa::no_partial();
+    const int vector = rank * exchange.own_vectors + slot;
+    const Partial merged = exchange.merge_incoming(slot, is_valid, of_block);
+    if (split.clusters > 1) {
+      const uint64_t group = ((uint64_t(tile.number) << split.cluster_log2) + rank) * split.clusters;  // of packets
+      Packet* slot_gmem = split.packets + group * cluster_stride + slot * PACKETS;
+      fa::merge_clusters<T, HEAD_DIM>(params, split, tile, merged, cluster, slot_gmem, cluster_stride, vector, is_valid, thread.lane);
+    } else if (is_valid) {
+      fa::store_vector<T, HEAD_DIM>(params, split.tiles, tile, vector, merged);
+    }
+  }
+}
+
+template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES>
+using Launcher =
+    fa::ClusterLauncher<&decode_e4m3_kernel<T, WARPS, HEAD_DIM, ROW_TILES>, WARPS, sizeof(Smem<WARPS, HEAD_DIM, ROW_TILES>)>;
+
+size_t workspace_bytes(const Plan& plan) {
+  if (plan.clusters == 1) return 0;
+  return (plan.tiles << plan.cluster_log2) * plan.clusters * plan.vectors_per_block * PACKETS * sizeof(Packet);
+}
+
+// Fills `numbers` with K or V of a call and returns FA_OK, or refuses the call.
+int make_numbers(const FaForwardArgs* args, const void* data, const FaStrides& stride, const float* scales, const FaStrides& scale_stride,
+                 Numbers* numbers) {
+  const int64_t strides_or = stride.batch | stride.head | stride.seq;
+  if (stride.dim != 1 || strides_or % 16 != 0 || strides_or >> 36 != 0 || reinterpret_cast<uintptr_t>(data) % 16 != 0) {
+    return fa_refuse(args, "rows of k and v must be contiguous and start at multiples of 16 bytes; strides must be below 2^36 elements");
+  }
+  const fa::VectorStrides strides = {static_cast<uint32_t>(stride.seq / 16), static_cast<uint32_t>(stride.head / 16),
+                                     static_cast<uint32_t>(stride.batch / 16)};
+  *numbers = {static_cast<const uint4*>(data), strides, scales, scale_stride};
+  return FA_OK;
+}
+
+template <typename T, int HEAD_DIM, int ROW_TILES>
+int launch_tiles(const FaForwardArgs* args, cudaStream_t stream) {
+  using Wide = Launcher<T, WIDE, HEAD_DIM, ROW_TILES>;
+  using Narrow = Launcher<T, NARROW, HEAD_DIM, ROW_TILES>;
+  fa::Params params;
+  Cache cache;
+  if (int status = fa::make_decode_params(args, &params)) return status;
+  Numbers k, v;
+  const FaForwardArgs all = fa_copy_args(args);
+  if (!(all.features & FA_CACHE_DTYPE) || all.cache_dtype != FA_DTYPE_e4m3) return fa_refuse(args, "k and v must be e4m3 beside scales");
+  if (int status = fa::make_cache(args, &cache)) return status;
+  if (int status = make_numbers(args, args->k, args->k_stride, all.k_scale, all.k_scale_stride, &k)) return status;
+  if (int status = make_numbers(args, args->v, args->v_stride, all.v_scale, all.v_scale_stride, &v)) return status;
+  if (int status = Wide::set_up(args)) return status;
+  if (int status = Narrow::set_up(args)) return status;
+  const Plan plan = fa::make_plan<Wide>(args, fa::MAX_CLUSTERS, 1);
+  if (args->workspace_bytes < workspace_bytes(plan) || reinterpret_cast<uintptr_t>(args->workspace) % alignof(Packet) != 0) {
+    return fa_refuse(args, "the workspace has %llu bytes at %p; it needs %zu bytes, aligned to %zu",
+                     static_cast<unsigned long long>(args->workspace_bytes), args->workspace, workspace_bytes(plan), alignof(Packet));
+  }
+  const Split split = {static_cast<Packet*>(args->workspace), fa::packed_tiles(args, plan), plan.cluster_log2, plan.clusters,
+                       plan.clusters};
+  return plan.is_wide ? Wide::launch(plan, stream, params, cache, k, v, split) : Narrow::launch(plan, stream, params, cache, k, v, split);
+}
+
+template <typename T, int HEAD_DIM>
+int launch(const FaForwardArgs* args, cudaStream_t stream) {
+  return fa::make_tiles(args).row_tiles == 1 ? launch_tiles<T, HEAD_DIM, 1>(args, stream) : launch_tiles<T, HEAD_DIM, 2>(args, stream);
+}
+
+template <typename T, int HEAD_DIM, int ROW_TILES>
+size_t workspace_of(const FaForwardArgs* args) {
+  using Wide = Launcher<T, WIDE, HEAD_DIM, ROW_TILES>;
+  return Wide::set_up(args) == 0 ? workspace_bytes(fa::make_plan<Wide>(args, fa::MAX_CLUSTERS, 1)) : 0;
+}
+
+FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) {
+  const bool is_one_tile = fa::make_tiles(args).row_tiles == 1;
+#define WORKSPACE_IF(DTYPE, HEAD_DIM_)                                                                   \
+  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) {                                  \
+    return is_one_tile ? workspace_of<DTYPE, HEAD_DIM_, 1>(args) : workspace_of<DTYPE, HEAD_DIM_, 2>(args); \
+  }
+  FA_FOR_EACH_INSTANTIATION(WORKSPACE_IF)
+#undef WORKSPACE_IF
+  return 0;  // fa_forward refuses the call
+}
+
+FA_FORWARD_WITH(FA_SEQLENS_K | FA_BLOCK_TABLE | FA_CACHE_DTYPE, launch)
