@@ -144,5 +144,5 @@ def test_a_sweep_of_the_ladder_contains_the_variant(variant: Variant) -> None:
 
 
 def test_the_ladder_has_sweeps() -> None:
-    """A middle rung and the last one for long sequences can be swept."""
-    assert {"long_shapes", "swizzle_async"} == {variant.name for variant in SWEPT}
+    """A middle rung and those that choose among shapes of work tiles can be swept."""
+    assert {"fp8_shapes", "long_shapes", "swizzle_async"} == {variant.name for variant in SWEPT}

@@ -1,0 +1,79 @@
+"""The backward kernel on tensor cores behind its binding, emulated on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from pytest_fa.candidate.cuda_backward import CudaBackward
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.discover import discover
+from pytest_fa.gpu.inputs import make_inputs
+from tests.emulator.conftest import KERNELS
+from tests.emulator.emulated import NAN_BYTE, Emulator
+from tests.emulator.test_backward_minimal import broken_bounds, gradients_of, upstream_of
+from tests.tiers import nightly_after
+
+pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
+
+RUNG = "backward_mma"
+SHAPES = (
+    "b2h4s70d64-fp16-causal-kv2-sk100",
+    "b1h2s130d64-fp16-causal_br-sk30",  # the first queries see no key
+    "b1h2s70d128-bf16-causal_br-sk150-bshd",
+    "b1h2s1d64-fp16",
+    "b1h2s5d64-fp16-sk0",
+    "b1h2s1d64-bf16-causal_br-sk200",
+    "b1h6s33d128-fp16-kv2-sk65",
+    "b1h2s150d64-fp16-causal-sk50-scalem0p7",
+    "b1h2s150d128-fp16-scale0",
+)
+MISTAKES = {"wrong_backward_delta": ["dk"], "race_backward_stage": ["dq", "dk", "dv"]}
+
+Kernel = Callable[[str, str, int], CudaBackward]
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Kernel:
+    """A variant in a dtype and for a head_dim, as Python calls it, compiled once; its workspace is full of NaN."""
+    emulator, variants = Emulator(tmp_path_factory.mktemp("emulator"), shared_cache), discover((KERNELS,)).variants
+
+    @functools.cache
+    def build(name: str, dtype: str, head_dim: int) -> CudaBackward:
+        variant = msgspec.structs.replace(variants[name], instantiations=((dtype, head_dim),))
+        library = str(emulator.bound(variant, tmp_path_factory.mktemp(name)))
+        ctypes.CDLL(library).emulator_set(ctypes.c_uint64(0), 2, 8, ctypes.c_double(0.5))
+        return CudaBackward(library, lambda size, _: torch.full((size,), NAN_BYTE, dtype=torch.uint8))
+
+    return build
+
+
+def complaints(kernel: Kernel, name: str, shape: str, *, has_dlse: bool) -> list[str]:
+    """The bounds that the gradients of a call of a variant do not hold."""
+    case = parse_case(f"{shape}-seed0")
+    inputs = make_inputs(case, torch.device("cpu"))
+    upstream = upstream_of(inputs, has_dlse=has_dlse)
+    return broken_bounds(inputs, upstream, gradients_of(kernel(name, case.dtype, case.head_dim), inputs, upstream))
+
+
+@pytest.mark.parametrize("number", nightly_after(1, range(len(SHAPES))))
+def test_it_is_right(kernel: Kernel, number: int) -> None:
+    """Each gradient is, with a gradient of the log-sum-exp and without."""
+    assert complaints(kernel, RUNG, SHAPES[number], has_dlse=number % 2 == 0) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", MISTAKES)
+def test_each_mistake_is_found(kernel: Kernel, name: str) -> None:
+    """A kernel with one mistake has wrong gradients, and no others than it may have."""
+    found = {
+        complaint.split(":")[0] for complaint in complaints(kernel, name, "b2h4s150d64-fp16-kv2-sk200", has_dlse=True)
+    }
+    assert found
+    assert found <= set(MISTAKES[name])
