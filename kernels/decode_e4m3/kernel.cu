@@ -4,7 +4,7 @@
 // expect:  with 32 heads, 8 key/value heads and D = 128, 18 us at 32768 keys and 33 us for 16 batches of 4096 keys, where
 //          decode_paged reads twice as many bytes; at 1024 keys, the time of decode_paged
 // diff:    rings of bytes and scales, the conversions, and the columns of O, which alternate between two tiles
-// tile:    as in decode_paged, with twice as many steps in a ring
+// tile:    as in decode_paged, with as many bytes in a ring
 // takes:   fp16 and bf16 with K and V in e4m3, D = 64 and 128, any S_q >= 1, the bottom-right causal mask, grouped heads, lengths of
 //          keys, pages of 16, 64, 128 or 256 keys in either order; rows contiguous and 16-byte aligned
 #include <cuda_fp8.h>
@@ -28,7 +28,7 @@ struct Numbers {
 
 // K and V of a step, as chunks of 16 numbers, and the scales of both.
 template <int HEAD_DIM>
-struct alignas(256) Stage {
+struct Stage {
   static constexpr int CHUNKS = HEAD_DIM / 16;
   uint4 k[STEP_KEYS * CHUNKS], v[STEP_KEYS * CHUNKS];
   float scales[2][STEP_KEYS];  // of K and of V
@@ -118,12 +118,9 @@ struct NumberRing {
 template <typename T>
 __device__ __forceinline__ uint32_t convert(uint32_t pair) {
   const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(pair), __NV_E4M3);
-  if constexpr (std::is_same_v<T, fp16>) {
-    return uint32_t(halves.y) << 16 | halves.x;
-  } else {
-    const float2 floats = __half22float2(__half2(halves));
-    return fa::cvt_rn_x2<T>(floats.x, floats.y);
-  }
+  if constexpr (std::is_same_v<T, fp16>) return uint32_t(halves.y) << 16 | halves.x;
+  const float2 floats = __half22float2(__half2(halves));
+  return fa::cvt_rn_x2<T>(floats.x, floats.y);
 }
 
 // S = Q K^T of one step: 8 bytes of a lane are its elements of two mma, as 16 bytes of Q are.  `scales` are those of K.
@@ -196,25 +193,32 @@ __device__ __forceinline__ void add_pv(const fa::RowState<ROW_TILES, D_TILES>& s
   }
 }
 
-// The main loop: all steps of a warp.  It has no barrier of the block.
+// The main loop: all steps of a warp.  It has no barrier of the block.  P is multiplied by scales of V over the largest one of the
+// first step, by which O must be multiplied, so that P keeps its precision if all scales are small.  Returns that scale.
 template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES, int DEPTH>
-__device__ __forceinline__ void attend(const fa::RowState<ROW_TILES, HEAD_DIM / MMA_N>& state, NumberRing<WARPS, HEAD_DIM, DEPTH>& ring,
-                                       const fa::Queries<HEAD_DIM, ROW_TILES>& queries,
-                                       const typename fa::Queries<HEAD_DIM, ROW_TILES>::Smem& q_smem,
-                                       const fa::KeyLimits<ROW_TILES>& limits, int first_step, float scale_log2, bool is_negated,
-                                       const fa::Thread& thread) {
+__device__ __forceinline__ float attend(const fa::RowState<ROW_TILES, HEAD_DIM / MMA_N>& state, NumberRing<WARPS, HEAD_DIM, DEPTH>& ring,
+                                        const fa::Queries<HEAD_DIM, ROW_TILES>& queries,
+                                        const typename fa::Queries<HEAD_DIM, ROW_TILES>::Smem& q_smem,
+                                        const fa::KeyLimits<ROW_TILES>& limits, int first_step, float scale_log2, bool is_negated,
+                                        const fa::Thread& thread) {
   int last_key = first_step * STEP_KEYS + STEP_KEYS - 1;  // of the step
+  float reference = 1.0f, inverse = 1.0f;
   for (int i = 0, stage = 0; i < ring.steps; ++i, stage = stage + 1 < DEPTH ? stage + 1 : 0, last_key += WARPS * STEP_KEYS) {
     Stage<HEAD_DIM>& smem = ring.stages[stage];
     fa::Scores<ROW_TILES> scores;
     float2 k_scales[KEY_TILES], v_scales[KEY_TILES];
     fa::wait_copies<fa::K_COPIED, 2 * DEPTH - 1>();
     __syncwarp();  // the copies of all lanes are visible to all lanes
+    if (i == 0) {
+      reference = FLT_MIN;
+      for (float scale : smem.scales[1]) reference = fmaxf(reference, scale);
+      inverse = 1.0f / reference;
+    }
 #pragma unroll
     for (int n = 0; n < KEY_TILES; ++n) {
       k_scales[n] = reinterpret_cast<const float2*>(smem.scales[0])[n * QUAD + thread.lane % QUAD];
-      v_scales[n] = reinterpret_cast<const float2*>(smem.scales[1])[n * QUAD + thread.lane % QUAD];
-      if (fa::HAS_MISTAKE<fa::V_SCALES>) v_scales[n] = {1.0f, 1.0f};
+      const float2 of_v = reinterpret_cast<const float2*>(smem.scales[1])[n * QUAD + thread.lane % QUAD];
+      v_scales[n] = {of_v.x * inverse, of_v.y * inverse};
     }
     multiply_qk<T>(scores, queries, q_smem, smem.k, k_scales, thread);
     __syncwarp();  // all lanes have read K and the scales, so they may be overwritten
@@ -230,6 +234,7 @@ __device__ __forceinline__ void attend(const fa::RowState<ROW_TILES, HEAD_DIM / 
     __syncwarp();  // all lanes have read V, so it may be overwritten
     ring.copy_v(i + DEPTH, stage);
   }
+  return fa::HAS_MISTAKE<fa::V_SCALES> ? 1.0f : reference;
 }
 
 // The stages of a ring.  Two row tiles need shared memory for their O.
@@ -294,8 +299,8 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_e4m3_kernel
 #pragma unroll
   for (int t = 0; t < ROW_TILES; ++t) m[t][0] = m[t][1] = -CUDART_INF_F;
   const fa::RowState<ROW_TILES, HEAD_DIM / fa::MMA_N> state{o, m, l};
-  attend<T>(state, ring, queries, smem.q, limits, tile.first_step + thread.warp, scale_log2, is_negated, thread);
-  fa::order_columns(o, thread.lane);
+  const float v_scale = attend<T>(state, ring, queries, smem.q, limits, tile.first_step + thread.warp, scale_log2, is_negated, thread);
+  fa::order_columns(o, v_scale, thread.lane);
 
   // Store the partial result of the warp.  Its ring is free: every copy has been waited for.
   const fa::WarpPartials<WARPS, HEAD_DIM, typename BlockSmem::Ring::Smem> partials{smem.rings};
@@ -348,13 +353,11 @@ size_t workspace_bytes(const Plan& plan) {
 // Fills `numbers` with K or V of a call and returns FA_OK, or refuses the call.
 int make_numbers(const FaForwardArgs* args, const void* data, const FaStrides& stride, const float* scales, const FaStrides& scale_stride,
                  Numbers* numbers) {
-  const int64_t strides_or = stride.batch | stride.head | stride.seq;
-  if (stride.dim != 1 || strides_or % 16 != 0 || strides_or >> 36 != 0 || reinterpret_cast<uintptr_t>(data) % 16 != 0) {
-    return fa_refuse(args, "rows of k and v must be contiguous and start at multiples of 16 bytes; strides must be below 2^36 elements");
+  if (stride.dim != 1 || (stride.batch | stride.head | stride.seq) % 16 != 0 || reinterpret_cast<uintptr_t>(data) % 16 != 0) {
+    return fa_refuse(args, "rows of k and v must be contiguous and start at multiples of 16 bytes");
   }
-  const fa::VectorStrides strides = {static_cast<uint32_t>(stride.seq / 16), static_cast<uint32_t>(stride.head / 16),
-                                     static_cast<uint32_t>(stride.batch / 16)};
-  *numbers = {static_cast<const uint4*>(data), strides, scales, scale_stride};
+  const auto vectors = [](int64_t elements) { return static_cast<uint32_t>(elements / 16); };
+  *numbers = {static_cast<const uint4*>(data), {vectors(stride.seq), vectors(stride.head), vectors(stride.batch)}, scales, scale_stride};
   return FA_OK;
 }
 

@@ -15,7 +15,7 @@
 #include "fa/entry.h"
 
 // How the work is divided: as in decode_cluster, but each block computes which keys of its sequence are its own.  The host only knows
-// the longest length, and chooses the clusters for it.
+// for how many keys there is room, and chooses the clusters for them.
 
 using fa::Cache, fa::NARROW, fa::PackedTile, fa::Packet, fa::PACKETS, fa::Pages, fa::Partial, fa::Plan, fa::Split, fa::STEP_KEYS, fa::WARP,
     fa::WIDE;

@@ -7,8 +7,8 @@
 // diff:    the range of key tiles, the second masked end, the sink, and a shape with three small blocks per SM, which hide each
 //          other's start and end
 // tile:    as in long_shapes; with short windows also 64 queries x 64 keys with three blocks per SM
-// takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, windows, sinks, grouped
-//          heads; rows contiguous and 16-byte aligned, with strides that TMA accepts
+// takes:   fp16 and bf16, D = 64 and 128 (long_heads: 80 to 256), any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks,
+//          windows, sinks (long_cap: soft caps), grouped heads; rows contiguous and 16-byte aligned, with strides that TMA accepts
 #include "fa/entry.h"
 #include "fa/hopper.cuh"
 #include "fa/integer_softmax.cuh"
@@ -124,11 +124,13 @@ __device__ __forceinline__ float tanh_of(float x) {
 // Replaces the scores by tanh(scale / soft cap * score), if there is a soft cap, which then is their scale.
 template <int S_TILES>
 __device__ __forceinline__ void cap_scores(float (&s)[S_TILES][4], const Params& params) {
-  if (!TAKES_CAP || params.cap_factor == 0.0f) return;
+  if constexpr (TAKES_CAP) {
+    if (params.cap_factor == 0.0f) return;
 #pragma unroll
-  for (int n = 0; n < S_TILES; ++n) {
+    for (int n = 0; n < S_TILES; ++n) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s[n][i] = tanh_of(params.cap_factor * s[n][i]);
+      for (int i = 0; i < 4; ++i) s[n][i] = tanh_of(params.cap_factor * s[n][i]);
+    }
   }
 }
 
@@ -337,9 +339,10 @@ int make_window_params(const FaForwardArgs* args, Params* params) {
   params->sink = all.features & FA_SINK ? all.sink : nullptr;
   params->cap_factor = 0.0f;
   if (all.features & FA_SOFTCAP && args->scale != 0.0f) {
-    constexpr float MAX_FACTOR = 1e30f;  // times a score of zero, this is zero
-    params->cap_factor = std::clamp(args->scale / all.softcap, -MAX_FACTOR, MAX_FACTOR);
-    params->scale_log2 = all.softcap * CUDART_L2E_F;
+    constexpr float MAX_FACTOR = 1e30f, MAX_CAP = 1e38f;  // times zero, they are zero, and MAX_CAP * log2(e) is finite
+    const float cap = std::min(fabsf(all.softcap), MAX_CAP);
+    params->cap_factor = std::clamp(args->scale / cap, -MAX_FACTOR, MAX_FACTOR);
+    params->scale_log2 = cap * CUDART_L2E_F;
     params->inverse_scale_log2 = 1.0f / params->scale_log2;
     params->is_negated = false;
   }
@@ -374,7 +377,7 @@ double estimated_us(const FaForwardArgs* args) {
 template <typename... SHAPES>
 struct Shapes {
   static int choose(const FaForwardArgs* args) {
-    if (ONLY_SHAPE >= 0) return ONLY_SHAPE;
+    if (ONLY_SHAPE >= 0) return std::min<int>(ONLY_SHAPE, sizeof...(SHAPES) - 1);
     return fa::fastest_shape(args, {&estimated_us<SHAPES>...});
   }
   template <typename T>

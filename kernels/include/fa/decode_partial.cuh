@@ -37,9 +37,10 @@ __device__ __forceinline__ void merge(Partial& merged, const Partial (&sources)[
   }
 }
 
-// Puts the columns of O in order, if two tiles share 16 columns: the first has the even ones, the second the odd ones.
+// Multiplies O by a factor, and puts its columns in order, if two tiles share 16 columns: the first has the even ones, the second the
+// odd ones.
 template <int ROW_TILES, int D_TILES>
-__device__ __forceinline__ void order_columns(float (&o)[ROW_TILES][D_TILES][4], int lane) {
+__device__ __forceinline__ void order_columns(float (&o)[ROW_TILES][D_TILES][4], float factor, int lane) {
 #pragma unroll
   for (int t = 0; t < ROW_TILES; ++t) {
 #pragma unroll
@@ -48,7 +49,8 @@ __device__ __forceinline__ void order_columns(float (&o)[ROW_TILES][D_TILES][4],
       for (int r = 0; r < LANE_ROWS; ++r) {
         // Lane q of a quad has columns 4 q to 4 q + 3, and needs 2 q, 2 q + 1, and the same 8 further on.
         float even[2] = {o[t][d][2 * r], o[t][d][2 * r + 1]}, odd[2] = {o[t][d + 1][2 * r], o[t][d + 1][2 * r + 1]};
-        const int source = lane / QUAD * QUAD + lane % QUAD / 2, first = lane % 2;
+        const int source = lane / QUAD * QUAD + lane % QUAD / 2;
+        const bool is_second = lane % 2;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float columns[2][2];
@@ -57,7 +59,8 @@ __device__ __forceinline__ void order_columns(float (&o)[ROW_TILES][D_TILES][4],
             columns[i][0] = __shfl_sync(0xffffffffu, even[i], source + half * 2);
             columns[i][1] = __shfl_sync(0xffffffffu, odd[i], source + half * 2);
           }
-          o[t][d + half][2 * r] = columns[first][0], o[t][d + half][2 * r + 1] = columns[first][1];
+          o[t][d + half][2 * r] = factor * (is_second ? columns[1][0] : columns[0][0]);
+          o[t][d + half][2 * r + 1] = factor * (is_second ? columns[1][1] : columns[0][1]);
         }
       }
     }
