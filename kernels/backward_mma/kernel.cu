@@ -294,9 +294,9 @@ int check(const Call& call) {
                           fa::is_aligned(backward.dv, backward.dv_stride, VECTOR);
   if (!is_aligned) return fa_refuse(&args, "rows of all tensors must be contiguous and start at multiples of %d bytes", 2 * VECTOR);
   const int64_t delta_blocks = tiles_of(args.batch * args.heads * args.seq_q, WARPS);
-  const int64_t most_steps = args.heads / args.kv_heads * tiles_of(args.seq_q, STEP_ROWS);
+  const int64_t max_steps = args.heads / args.kv_heads * tiles_of(args.seq_q, STEP_ROWS);
   if (args.heads > UINT16_MAX || args.batch > UINT16_MAX || args.seq_k > INT32_MAX / 2 || args.seq_q > INT32_MAX / 2 ||
-      delta_blocks > INT32_MAX || most_steps > INT32_MAX) {
+      delta_blocks > INT32_MAX || max_steps > INT32_MAX) {
     return fa_refuse(&args, "the shape is too large: batch %lld and heads %lld (at most %d), seq_q %lld and seq_k %lld (below 2^30)",
                      static_cast<long long>(args.batch), static_cast<long long>(args.heads), UINT16_MAX,
                      static_cast<long long>(args.seq_q), static_cast<long long>(args.seq_k));
