@@ -149,27 +149,6 @@ __device__ __forceinline__ void multiply_qk(fa::Scores<ROW_TILES>& scores, const
   scores.scale(scales);
 }
 
-// P = exp2(S - m) times the scales of V, and the row sum without them.
-template <typename T, int ROW_TILES, int D_TILES>
-__device__ __forceinline__ void scaled_exponentials(uint32_t (&p)[ROW_TILES][4], const fa::RowState<ROW_TILES, D_TILES>& state,
-                                                    const fa::Scores<ROW_TILES>& scores, const float2 (&scales)[KEY_TILES],
-                                                    float scale_log2) {
-#pragma unroll
-  for (int t = 0; t < ROW_TILES; ++t) {
-#pragma unroll
-    for (int r = 0; r < LANE_ROWS; ++r) {
-      const float m_log2 = fa::finite_or_zero(state.m[t][r]) * scale_log2;  // 0 for a row that has seen no key: P is exp2(-inf) = 0
-#pragma unroll
-      for (int n = 0; n < KEY_TILES; ++n) {
-        const float low = fa::ex2_approx_ftz(scores.s[t][n][2 * r] * scale_log2 - m_log2);
-        const float high = fa::ex2_approx_ftz(scores.s[t][n][2 * r + 1] * scale_log2 - m_log2);
-        state.l[t][r] += low + high;
-        p[t][n * 2 + r] = fa::cvt_rn_x2<T>(low * scales[n].x, high * scales[n].y);
-      }
-    }
-  }
-}
-
 // O += P V.  ldmatrix takes two adjacent columns for one element.  The even columns of a chunk of 16 form one tile of O, and the odd
 // ones the next.
 template <typename T, int ROW_TILES, int D_TILES>
@@ -193,8 +172,19 @@ __device__ __forceinline__ void add_pv(const fa::RowState<ROW_TILES, D_TILES>& s
   }
 }
 
-// The main loop: all steps of a warp.  It has no barrier of the block.  P is multiplied by scales of V over the largest one of the
-// first step, by which O must be multiplied, so that P keeps its precision if all scales are small.  Returns that scale.
+// Raises `largest` to the scales of V of a step, which a quad has all of, and divides O and the scales by it.
+template <int ROW_TILES, int D_TILES>
+__device__ __forceinline__ void raise_largest(float& largest, float (&o)[ROW_TILES][D_TILES][4], float2 (&scales)[KEY_TILES]) {
+  const float2 low = scales[0], high = scales[1];
+  const float raised = fmaxf(largest, fa::max_of_quad(fmaxf(fmaxf(low.x, low.y), fmaxf(high.x, high.y))));
+  if (raised > largest) fa::scale_rows(o, largest / raised);
+  largest = raised;
+  const float inverse = 1.0f / raised;
+  scales[0] = {low.x * inverse, low.y * inverse}, scales[1] = {high.x * inverse, high.y * inverse};
+}
+
+// The main loop: all steps of a warp.  It has no barrier of the block.  P is multiplied by the scales of V over the largest one so
+// far, so that it neither overflows nor loses precision.  Returns the largest scale, by which O must be multiplied.
 template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES, int DEPTH>
 __device__ __forceinline__ float attend(const fa::RowState<ROW_TILES, HEAD_DIM / MMA_N>& state, NumberRing<WARPS, HEAD_DIM, DEPTH>& ring,
                                         const fa::Queries<HEAD_DIM, ROW_TILES>& queries,
@@ -202,31 +192,26 @@ __device__ __forceinline__ float attend(const fa::RowState<ROW_TILES, HEAD_DIM /
                                         const fa::KeyLimits<ROW_TILES>& limits, int first_step, float scale_log2, bool is_negated,
                                         const fa::Thread& thread) {
   int last_key = first_step * STEP_KEYS + STEP_KEYS - 1;  // of the step
-  float reference = 1.0f, inverse = 1.0f;
+  float largest = FLT_MIN;
   for (int i = 0, stage = 0; i < ring.steps; ++i, stage = stage + 1 < DEPTH ? stage + 1 : 0, last_key += WARPS * STEP_KEYS) {
     Stage<HEAD_DIM>& smem = ring.stages[stage];
     fa::Scores<ROW_TILES> scores;
     float2 k_scales[KEY_TILES], v_scales[KEY_TILES];
     fa::wait_copies<fa::K_COPIED, 2 * DEPTH - 1>();
     __syncwarp();  // the copies of all lanes are visible to all lanes
-    if (i == 0) {
-      reference = FLT_MIN;
-      for (float scale : smem.scales[1]) reference = fmaxf(reference, scale);
-      inverse = 1.0f / reference;
-    }
 #pragma unroll
     for (int n = 0; n < KEY_TILES; ++n) {
       k_scales[n] = reinterpret_cast<const float2*>(smem.scales[0])[n * QUAD + thread.lane % QUAD];
-      const float2 of_v = reinterpret_cast<const float2*>(smem.scales[1])[n * QUAD + thread.lane % QUAD];
-      v_scales[n] = {of_v.x * inverse, of_v.y * inverse};
+      v_scales[n] = reinterpret_cast<const float2*>(smem.scales[1])[n * QUAD + thread.lane % QUAD];
     }
+    raise_largest(largest, state.o, v_scales);
     multiply_qk<T>(scores, queries, q_smem, smem.k, k_scales, thread);
     __syncwarp();  // all lanes have read K and the scales, so they may be overwritten
     ring.copy_k(i + DEPTH, stage);
 
     uint32_t p[ROW_TILES][4];
     fa::raise_max(state, scores, limits, last_key >= limits.least, last_key, scale_log2, is_negated, i == 0, thread.lane);
-    scaled_exponentials<T>(p, state, scores, v_scales, scale_log2);
+    fa::exponentials<T, true>(p, state, scores, scale_log2, v_scales);
 
     fa::wait_copies<fa::V_COPIED, 2 * DEPTH - 1>();
     __syncwarp();  // the copies of all lanes are visible to all lanes
@@ -234,7 +219,7 @@ __device__ __forceinline__ float attend(const fa::RowState<ROW_TILES, HEAD_DIM /
     __syncwarp();  // all lanes have read V, so it may be overwritten
     ring.copy_v(i + DEPTH, stage);
   }
-  return fa::HAS_MISTAKE<fa::V_SCALES> ? 1.0f : reference;
+  return fa::HAS_MISTAKE<fa::V_SCALES> ? 1.0f : largest;
 }
 
 // The stages of a ring.  Two row tiles need shared memory for their O.

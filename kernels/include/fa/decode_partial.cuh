@@ -37,6 +37,18 @@ __device__ __forceinline__ void merge(Partial& merged, const Partial (&sources)[
   }
 }
 
+template <int ROW_TILES, int D_TILES>
+__device__ __forceinline__ void scale_rows(float (&o)[ROW_TILES][D_TILES][4], float factor) {
+#pragma unroll
+  for (int t = 0; t < ROW_TILES; ++t) {
+#pragma unroll
+    for (int d = 0; d < D_TILES; ++d) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[t][d][i] *= factor;
+    }
+  }
+}
+
 // Multiplies O by a factor, and puts its columns in order, if two tiles share 16 columns: the first has the even ones, the second the
 // odd ones.
 template <int ROW_TILES, int D_TILES>

@@ -126,10 +126,11 @@ __device__ __forceinline__ void rescale(const RowState<ROW_TILES, D_TILES>& stat
   }
 }
 
-// P = exp2(S - m), and its row sum.  The two accumulator fragments of S form one A fragment of P.
-template <typename T, int ROW_TILES, int D_TILES>
+// P = exp2(S - m), and its row sum.  The two accumulator fragments of S form one A fragment of P.  With HAS_FACTORS, P is multiplied
+// by a factor for each of this lane's keys, and the row sum is not.
+template <typename T, bool HAS_FACTORS = false, int ROW_TILES, int D_TILES>
 __device__ __forceinline__ void exponentials(uint32_t (&p)[ROW_TILES][4], const RowState<ROW_TILES, D_TILES>& state,
-                                             const Scores<ROW_TILES>& scores, float scale_log2) {
+                                             const Scores<ROW_TILES>& scores, float scale_log2, const float2* factors = nullptr) {
 #pragma unroll
   for (int t = 0; t < ROW_TILES; ++t) {
 #pragma unroll
@@ -140,7 +141,11 @@ __device__ __forceinline__ void exponentials(uint32_t (&p)[ROW_TILES][4], const 
         const float low = ex2_approx_ftz(scores.s[t][n][2 * r] * scale_log2 - m_log2);
         const float high = ex2_approx_ftz(scores.s[t][n][2 * r + 1] * scale_log2 - m_log2);
         state.l[t][r] += low + high;
-        p[t][n * 2 + r] = cvt_rn_x2<T>(low, high);
+        if constexpr (HAS_FACTORS) {
+          p[t][n * 2 + r] = cvt_rn_x2<T>(low * factors[n].x, high * factors[n].y);
+        } else {
+          p[t][n * 2 + r] = cvt_rn_x2<T>(low, high);
+        }
       }
     }
   }
