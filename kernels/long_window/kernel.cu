@@ -360,6 +360,7 @@ int launch_shape(const FaForwardArgs* args, cudaStream_t stream) {
 template <typename SHAPE>
 double estimated_us(const FaForwardArgs* args) {
   using Costs = fa::Costs<SHAPE>;
+  const bool has_window = fa_copy_args(args).features & FA_WINDOW_LEFT;
   Params params;
   if (make_window_params<SHAPE>(args, &params) != FA_OK) return INFINITY;
   return fa::busiest_sm_us<SHAPE>(params, params.work_tiles, [&](int number) {
@@ -369,7 +370,7 @@ double estimated_us(const FaForwardArgs* args) {
       const int end = std::min(work.key_tiles, fa::visible_key_tiles<SHAPE>(params, first_query + GROUP_M));
       tiles += std::max(0, end - first_key_tile<SHAPE>(params, first_query));
     }
-    return tiles * Costs::KEY_TILE_US / SHAPE::GROUPS + Costs::WORK_TILE_US;
+    return tiles * Costs::key_tile_us(has_window) / SHAPE::GROUPS + Costs::work_tile_us(has_window);
   });
 }
 

@@ -22,6 +22,20 @@ struct Costs {
   static constexpr int H200_SMS = 132;
   static constexpr double KEY_TILE_US = 4.0 * SHAPE::BLOCK_M * SHAPE::BLOCK_N * SHAPE::HEAD_DIM * H200_SMS / STEADY_TFLOPS * 1e-6;
   static constexpr double WORK_TILE_US = 1.5;  // to start and to finish a work tile
+
+  // With a window to the left, a work tile has few key tiles, of which the warpgroups of a block skip different ones.  Fitted to the
+  // windows of 128 and 1024 keys at b1h64s4096-bf16-kv8.
+  static constexpr double WINDOW_TFLOPS =
+      SHAPE::HEAD_DIM == 64 ? (SHAPE::BLOCKS_PER_SM == 3 ? 475
+                               : SHAPE::GROUPS == 1      ? 521
+                               : SHAPE::GROUPS == 2      ? 509
+                               : SHAPE::GROUPS == 3      ? 471
+                                                         : 561)
+                            : (SHAPE::GROUPS == 1 ? 590 : SHAPE::GROUPS == 2 ? 730 : 660);
+  static double key_tile_us(bool has_window) { return has_window ? KEY_TILE_US * STEADY_TFLOPS / WINDOW_TFLOPS : KEY_TILE_US; }
+  static double work_tile_us(bool has_window) {
+    return has_window ? (1.3 + 0.6 * SHAPE::GROUPS) / SHAPE::BLOCKS_PER_SM : WORK_TILE_US;
+  }
 };
 
 // Whether a call has so many work tiles that all SMs have nearly the same amount of work.
