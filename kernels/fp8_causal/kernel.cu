@@ -212,7 +212,7 @@ struct Shapes {
 };
 
 using ShapesOf64 = Shapes<fa::Shape<64, 3, 96, true>, fa::Shape<64, 2, 128, true>, fa::Shape<64, 1, 128, true>>;
-using ShapesOf128 = Shapes<fa::Shape<128, 2, 96, true>, fa::Shape<128, 1, 96, true>>;
+using ShapesOf128 = Shapes<fa::Shape<128, 2, 128, true>, fa::Shape<128, 1, 96, true>>;
 
 template <typename DTYPE, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {

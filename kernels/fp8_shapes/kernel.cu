@@ -4,7 +4,7 @@
 // because: at D = 64, fp8_max takes a fifth longer than fp8_overlap where there are few work tiles: at b1h8s2048d64, it has 88 of
 //          192 queries for 132 SMs; with 128 queries there are 128
 // expect:  21 us at b1h8s2048d64 and 71 us at b1h8s4096d64, where fp8_max takes 27 and 85 and fp8_overlap 22 and 73; at
-//          b2h16s4096, the same shape and time as fp8_keys
+//          b2h16s4096, the same shape and time as fp8_transpose
 // diff:    the end of the file, and turns only where there are two warpgroups or more
 // tile:    64 to 192 queries x 96 or 128 keys with one to three computing warpgroups; at most 147 KB of shared memory per SM
 // takes:   e4m3 with an output in fp16 or bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal
@@ -174,7 +174,7 @@ struct Shapes {
 };
 
 using ShapesOf64 = Shapes<fa::Shape<64, 3, 96, true>, fa::Shape<64, 2, 128, true>, fa::Shape<64, 1, 128, true>>;
-using ShapesOf128 = Shapes<fa::Shape<128, 2, 96, true>, fa::Shape<128, 1, 96, true>>;
+using ShapesOf128 = Shapes<fa::Shape<128, 2, 128, true>, fa::Shape<128, 1, 96, true>>;
 
 template <typename DTYPE, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {

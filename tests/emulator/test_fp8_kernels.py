@@ -53,7 +53,6 @@ SPLIT = (
     (64, 0, "b1h1s500d64-e4m3-sk2000", 7),  # three work tiles in two parts
     (64, 1, "b1h1s140d64-e4m3-sk2000-out_bf16", 7),  # two in three parts
     (64, 2, "b1h1s60d64-e4m3-sk2000", 4),  # one in eight parts, two blocks per SM
-    (128, 0, "b1h2s60d128-e4m3-kv1-sk1400", 9),  # two in four parts
     (128, 1, "b1h1s60d128-e4m3-sk1900", 4),
 )
 FAULT_SHAPE, SPLIT_FAULT_SHAPE = "b1h3s200d64-e4m3-sk300", "b1h1s500d64-e4m3-sk2000"
