@@ -7,8 +7,6 @@
 // tile:    as in decode_paged, with as many bytes in a ring
 // takes:   fp16 and bf16 with K and V in e4m3, D = 64 and 128, any S_q >= 1, the bottom-right causal mask, grouped heads, lengths of
 //          keys, pages of 16, 64, 128 or 256 keys in either order; rows contiguous and 16-byte aligned
-#include <cuda_fp8.h>
-
 #include "fa/decode_exchange.cuh"
 #include "fa/decode_packets.cuh"
 #include "fa/decode_pages.cuh"
@@ -26,12 +24,12 @@ struct Numbers {
   FaStrides scale_strides;
 };
 
-// K and V of a step, as chunks of 16 numbers, and the scales of both.
-template <int HEAD_DIM>
+// K and V of up to AT_ONCE steps, as chunks of 16 numbers, and the scales of both.
+template <int HEAD_DIM, int AT_ONCE_>
 struct Stage {
-  static constexpr int CHUNKS = HEAD_DIM / 16;
-  uint4 k[STEP_KEYS * CHUNKS], v[STEP_KEYS * CHUNKS];
-  float scales[2][STEP_KEYS];  // of K and of V
+  static constexpr int CHUNKS = HEAD_DIM / 16, AT_ONCE = AT_ONCE_;
+  uint4 k[AT_ONCE][STEP_KEYS * CHUNKS], v[AT_ONCE][STEP_KEYS * CHUNKS];
+  float scales[AT_ONCE][2][STEP_KEYS];  // of K and of V
 };
 
 // The place of a chunk in the row of a key.  The swizzle of K serves 8-byte loads from four rows, that of V serves ldmatrix.
@@ -75,9 +73,9 @@ struct NumberCopier {
 };
 
 // The ring of a warp, which takes every WARPS-th step of its block.
-template <int WARPS, int HEAD_DIM, int DEPTH>
+template <int WARPS, int HEAD_DIM, int DEPTH, int AT_ONCE>
 struct NumberRing {
-  using Smem = Stage<HEAD_DIM>[DEPTH];
+  using Smem = Stage<HEAD_DIM, AT_ONCE>[DEPTH];
   Smem& stages;
   int steps;  // of this warp; at most 0 if it has no keys
   int visible, lane;
@@ -99,28 +97,35 @@ struct NumberRing {
     scale_gmem = own.scales + tile.kv_head * own.scale_strides.head + lane % STEP_KEYS * scale_key;
   }
 
-  // Start the copy of step i, as one group of copies for K and all scales, because P needs those of V, and one for V.
-  __device__ __forceinline__ void copy_k(int i, int stage) {
-    if (i < steps) {
+  // Start the copies of the steps from `first` on into a stage, as one group of copies for K and all scales, because P needs those of
+  // V, and one for V.
+  __device__ __forceinline__ void copy_k(int first, int stage) {
+#pragma unroll
+    for (int s = 0; s < AT_ONCE; ++s) {
+      if (first + s >= steps) break;
       const float* from_gmem = scale_gmem + k_copier.page * scale_page + k_copier.first_slot() * scale_key;
-      fa::cp_async_4_or_zero(&stages[stage].scales[0][lane], from_gmem, k_copier.first_key + lane % STEP_KEYS < visible);
-      k_copier(stages[stage].k, visible, lane);
+      fa::cp_async_4_or_zero(&stages[stage].scales[s][0][lane], from_gmem, k_copier.first_key + lane % STEP_KEYS < visible);
+      k_copier(stages[stage].k[s], visible, lane);
     }
     fa::cp_async_commit_group();
   }
-  __device__ __forceinline__ void copy_v(int i, int stage) {
-    if (i < steps) v_copier(stages[stage].v, visible, lane);
+  __device__ __forceinline__ void copy_v(int first, int stage) {
+#pragma unroll
+    for (int s = 0; s < AT_ONCE; ++s) {
+      if (first + s < steps) v_copier(stages[stage].v[s], visible, lane);
+    }
     fa::cp_async_commit_group();
   }
 };
 
-// Converts two numbers in e4m3, in the lower half of `pair`, to T.
+// Converts four numbers in e4m3 to two pairs of T.
 template <typename T>
-__device__ __forceinline__ uint32_t convert(uint32_t pair) {
-  const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(pair), __NV_E4M3);
-  if constexpr (std::is_same_v<T, fp16>) return uint32_t(halves.y) << 16 | halves.x;
-  const float2 floats = __half22float2(__half2(halves));
-  return fa::cvt_rn_x2<T>(floats.x, floats.y);
+__device__ __forceinline__ uint2 convert(uint32_t four) {
+  const uint2 pairs = fa::e4m3_to_halves(four);
+  if constexpr (std::is_same_v<T, fp16>) return pairs;
+  const float2 low = __half22float2(reinterpret_cast<const __half2&>(pairs.x));
+  const float2 high = __half22float2(reinterpret_cast<const __half2&>(pairs.y));
+  return {fa::cvt_rn_x2<T>(low.x, low.y), fa::cvt_rn_x2<T>(high.x, high.y)};
 }
 
 // S = Q K^T of one step: 8 bytes of a lane are its elements of two mma, as 16 bytes of Q are.  `scales` are those of K.
@@ -135,14 +140,15 @@ __device__ __forceinline__ void multiply_qk(fa::Scores<ROW_TILES>& scores, const
     for (int n = 0; n < KEY_TILES; ++n) {
       const int key = n * MMA_N + thread.row, half = j * QUAD + thread.lane % QUAD;  // of a chunk
       const uint2 k = reinterpret_cast<const uint2*>(&k_smem[key * CHUNKS + swizzled<CHUNKS, false>(key, half / 2)])[half % 2];
+      const uint2 k_even = convert<T>(k.x), k_odd = convert<T>(k.y);
 #pragma unroll
       for (int t = 0; t < ROW_TILES; ++t) {
         uint4 q[LANE_ROWS];
 #pragma unroll
         for (int r = 0; r < LANE_ROWS; ++r) q[r] = queries.chunk(q_smem, t, r, j, thread.lane);
         const uint32_t even[4] = {q[0].x, q[1].x, q[0].y, q[1].y}, odd[4] = {q[0].z, q[1].z, q[0].w, q[1].w};
-        fa::mma_m16n8k16<T>(scores.chain[0][t][n], even, convert<T>(k.x & 0xffff), convert<T>(k.x >> 16));
-        fa::mma_m16n8k16<T>(scores.chain[CHAINS - 1][t][n], odd, convert<T>(k.y & 0xffff), convert<T>(k.y >> 16));
+        fa::mma_m16n8k16<T>(scores.chain[0][t][n], even, k_even.x, k_even.y);
+        fa::mma_m16n8k16<T>(scores.chain[CHAINS - 1][t][n], odd, k_odd.x, k_odd.y);
       }
     }
   }
@@ -162,67 +168,106 @@ __device__ __forceinline__ void add_pv(const fa::RowState<ROW_TILES, D_TILES>& s
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       // The bytes of the lower 8 keys and of the upper 8: two keys of the even column, then two of the odd one.
-      const uint32_t lower = __byte_perm(v[2 * i], 0, 0x3120), upper = __byte_perm(v[2 * i + 1], 0, 0x3120);
+      const uint2 lower = convert<T>(__byte_perm(v[2 * i], 0, 0x3120)), upper = convert<T>(__byte_perm(v[2 * i + 1], 0, 0x3120));
 #pragma unroll
       for (int t = 0; t < ROW_TILES; ++t) {
-        fa::mma_m16n8k16<T>(state.o[t][2 * (chunk + i)], p[t], convert<T>(lower & 0xffff), convert<T>(upper & 0xffff));
-        fa::mma_m16n8k16<T>(state.o[t][2 * (chunk + i) + 1], p[t], convert<T>(lower >> 16), convert<T>(upper >> 16));
+        fa::mma_m16n8k16<T>(state.o[t][2 * (chunk + i)], p[t], lower.x, upper.x);
+        fa::mma_m16n8k16<T>(state.o[t][2 * (chunk + i) + 1], p[t], lower.y, upper.y);
       }
     }
   }
 }
 
-// Raises `largest` to the scales of V of a step, which a quad has all of, and divides O and the scales by it.
-template <int ROW_TILES, int D_TILES>
-__device__ __forceinline__ void raise_largest(float& largest, float (&o)[ROW_TILES][D_TILES][4], float2 (&scales)[KEY_TILES]) {
-  const float2 low = scales[0], high = scales[1];
-  const float raised = fmaxf(largest, fa::max_of_quad(fmaxf(fmaxf(low.x, low.y), fmaxf(high.x, high.y))));
-  if (raised > largest) fa::scale_rows(o, largest / raised);
-  largest = raised;
-  const float inverse = 1.0f / raised;
-  scales[0] = {low.x * inverse, low.y * inverse}, scales[1] = {high.x * inverse, high.y * inverse};
-}
+// The largest scale of V so far, and its inverse.
+struct LargestScale {
+  float value = FLT_MIN, inverse = 1.0f / FLT_MIN;
 
-// The main loop: all steps of a warp.  It has no barrier of the block.  P is multiplied by the scales of V over the largest one so
-// far, so that it neither overflows nor loses precision.  Returns the largest scale, by which O must be multiplied.
-template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES, int DEPTH>
-__device__ __forceinline__ float attend(const fa::RowState<ROW_TILES, HEAD_DIM / MMA_N>& state, NumberRing<WARPS, HEAD_DIM, DEPTH>& ring,
-                                        const fa::Queries<HEAD_DIM, ROW_TILES>& queries,
-                                        const typename fa::Queries<HEAD_DIM, ROW_TILES>::Smem& q_smem,
-                                        const fa::KeyLimits<ROW_TILES>& limits, int first_step, float scale_log2, bool is_negated,
-                                        const fa::Thread& thread) {
-  int last_key = first_step * STEP_KEYS + STEP_KEYS - 1;  // of the step
-  float largest = FLT_MIN;
-  for (int i = 0, stage = 0; i < ring.steps; ++i, stage = stage + 1 < DEPTH ? stage + 1 : 0, last_key += WARPS * STEP_KEYS) {
-    Stage<HEAD_DIM>& smem = ring.stages[stage];
-    fa::Scores<ROW_TILES> scores;
-    float2 k_scales[KEY_TILES], v_scales[KEY_TILES];
+  // Raises it to the scales of V of a step, which a quad has all of, and keeps O as a multiple of it.
+  template <int ROW_TILES, int D_TILES>
+  __device__ __forceinline__ void raise(float (&o)[ROW_TILES][D_TILES][4], float lane_scale) {
+    if (!__any_sync(0xffffffffu, lane_scale > value)) return;
+    const float raised = fmaxf(value, fa::max_of_quad(lane_scale));
+    fa::scale_rows(o, value / raised);
+    value = raised, inverse = 1.0f / raised;
+  }
+};
+
+// What the steps of a warp need.
+template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES, int DEPTH, int AT_ONCE>
+struct Attention {
+  const fa::RowState<ROW_TILES, HEAD_DIM / MMA_N>& state;
+  NumberRing<WARPS, HEAD_DIM, DEPTH, AT_ONCE>& ring;
+  const fa::Queries<HEAD_DIM, ROW_TILES>& queries;
+  const typename fa::Queries<HEAD_DIM, ROW_TILES>::Smem& q_smem;
+  const fa::KeyLimits<ROW_TILES>& limits;
+  float scale_log2;
+  bool is_negated;
+  const fa::Thread& thread;
+  LargestScale largest;
+
+  // N steps from step `first` of the warp on, in a stage of the ring; the last key of the first one is `last_key`.  The products and
+  // conversions of a step do not wait for those of another.  P is multiplied by the scales of V over the largest one so far, so that
+  // it neither overflows nor loses precision.
+  template <int N>
+  __device__ __forceinline__ void add_steps(int first, int stage, int last_key) {
+    Stage<HEAD_DIM, AT_ONCE>& smem = ring.stages[stage];
+    fa::Scores<ROW_TILES> scores[N];
+    float2 v_scales[N][KEY_TILES];
+    float lane_scale = 0.0f;
     fa::wait_copies<fa::K_COPIED, 2 * DEPTH - 1>();
     __syncwarp();  // the copies of all lanes are visible to all lanes
 #pragma unroll
-    for (int n = 0; n < KEY_TILES; ++n) {
-      k_scales[n] = reinterpret_cast<const float2*>(smem.scales[0])[n * QUAD + thread.lane % QUAD];
-      v_scales[n] = reinterpret_cast<const float2*>(smem.scales[1])[n * QUAD + thread.lane % QUAD];
+    for (int s = 0; s < N; ++s) {
+      float2 k_scales[KEY_TILES];
+#pragma unroll
+      for (int n = 0; n < KEY_TILES; ++n) {
+        k_scales[n] = reinterpret_cast<const float2*>(smem.scales[s][0])[n * QUAD + thread.lane % QUAD];
+        v_scales[s][n] = reinterpret_cast<const float2*>(smem.scales[s][1])[n * QUAD + thread.lane % QUAD];
+        lane_scale = fmaxf(lane_scale, fmaxf(v_scales[s][n].x, v_scales[s][n].y));
+      }
+      multiply_qk<T>(scores[s], queries, q_smem, smem.k[s], k_scales, thread);
     }
-    raise_largest(largest, state.o, v_scales);
-    multiply_qk<T>(scores, queries, q_smem, smem.k, k_scales, thread);
     __syncwarp();  // all lanes have read K and the scales, so they may be overwritten
-    ring.copy_k(i + DEPTH, stage);
+    ring.copy_k(first + DEPTH * AT_ONCE, stage);
 
-    uint32_t p[ROW_TILES][4];
-    fa::raise_max(state, scores, limits, last_key >= limits.least, last_key, scale_log2, is_negated, i == 0, thread.lane);
-    fa::exponentials<T, true>(p, state, scores, scale_log2, v_scales);
+    uint32_t p[N][ROW_TILES][4];
+    largest.raise(state.o, lane_scale);
+#pragma unroll
+    for (int s = 0; s < N; ++s) {
+      const int last = last_key + s * WARPS * STEP_KEYS;
+      fa::raise_max(state, scores[s], limits, last >= limits.least, last, scale_log2, is_negated, first + s == 0, thread.lane);
+    }
+#pragma unroll
+    for (int s = 0; s < N; ++s) {
+#pragma unroll
+      for (int n = 0; n < KEY_TILES; ++n) v_scales[s][n].x *= largest.inverse, v_scales[s][n].y *= largest.inverse;
+      fa::exponentials<T, true>(p[s], state, scores[s], scale_log2, v_scales[s]);
+    }
 
     fa::wait_copies<fa::V_COPIED, 2 * DEPTH - 1>();
     __syncwarp();  // the copies of all lanes are visible to all lanes
-    add_pv<T>(state, p, smem.v, thread.lane);
+#pragma unroll
+    for (int s = 0; s < N; ++s) add_pv<T>(state, p[s], smem.v[s], thread.lane);
     __syncwarp();  // all lanes have read V, so it may be overwritten
-    ring.copy_v(i + DEPTH, stage);
+    ring.copy_v(first + DEPTH * AT_ONCE, stage);
   }
-  return fa::HAS_MISTAKE<fa::V_SCALES> ? 1.0f : largest;
-}
 
-// The stages of a ring.  Two row tiles need shared memory for their O.
+  // The main loop: all steps of a warp.  It has no barrier of the block.  Returns the scale by which O must be multiplied.
+  __device__ __forceinline__ float run(int first_step) {
+    int last_key = first_step * STEP_KEYS + STEP_KEYS - 1;
+    for (int i = 0, stage = 0; i < ring.steps; i += AT_ONCE, stage = stage + 1 < DEPTH ? stage + 1 : 0) {
+      if (i + AT_ONCE <= ring.steps) {
+        add_steps<AT_ONCE>(i, stage, last_key);
+      } else {
+        add_steps<1>(i, stage, last_key);
+      }
+      last_key += AT_ONCE * WARPS * STEP_KEYS;
+    }
+    return fa::HAS_MISTAKE<fa::V_SCALES> ? 1.0f : largest.value;
+  }
+};
+
+// The steps of a ring.  Two row tiles need shared memory for their O.
 constexpr int ring_depth(int head_dim, int row_tiles) {
   const int depth = STAGES * 128 / head_dim;
   return depth > 4 * (row_tiles - 1) ? depth : 4 * (row_tiles - 1);
@@ -231,8 +276,9 @@ constexpr int ring_depth(int head_dim, int row_tiles) {
 template <int WARPS, int HEAD_DIM, int ROW_TILES>
 struct Smem {
   static constexpr int ROWS = ROW_TILES * fa::MMA_M, VECTORS = ROWS * HEAD_DIM / 4;  // float4 of the tile's O
-  static constexpr int DEPTH = ring_depth(HEAD_DIM, ROW_TILES);
-  using Ring = NumberRing<WARPS, HEAD_DIM, DEPTH>;
+  static constexpr int AT_ONCE = ROW_TILES == 1 ? 2 : 1;  // steps; with two row tiles, the registers suffice for one
+  static constexpr int DEPTH = ring_depth(HEAD_DIM, ROW_TILES) / AT_ONCE;
+  using Ring = NumberRing<WARPS, HEAD_DIM, DEPTH, AT_ONCE>;
   alignas(256) typename Ring::Smem rings[WARPS];
   typename fa::Queries<HEAD_DIM, ROW_TILES>::Smem q;
   float4 incoming_o[VECTORS];        // [source block, vectors that this block finishes], without those of this block
@@ -264,8 +310,8 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_e4m3_kernel
   queries.load(params, split.tiles, tile, smem.q, WARPS, thread);
 #pragma unroll 1
   for (int stage = 1; stage < BlockSmem::DEPTH; ++stage) {
-    ring.copy_k(stage, stage);
-    ring.copy_v(stage, stage);
+    ring.copy_k(stage * BlockSmem::AT_ONCE, stage);
+    ring.copy_v(stage * BlockSmem::AT_ONCE, stage);
   }
 
   // The rest of the setup overlaps with the copies.
@@ -284,7 +330,9 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_e4m3_kernel
 #pragma unroll
   for (int t = 0; t < ROW_TILES; ++t) m[t][0] = m[t][1] = -CUDART_INF_F;
   const fa::RowState<ROW_TILES, HEAD_DIM / fa::MMA_N> state{o, m, l};
-  const float v_scale = attend<T>(state, ring, queries, smem.q, limits, tile.first_step + thread.warp, scale_log2, is_negated, thread);
+  Attention<T, WARPS, HEAD_DIM, ROW_TILES, BlockSmem::DEPTH, BlockSmem::AT_ONCE> attention{
+      state, ring, queries, smem.q, limits, scale_log2, is_negated, thread, {}};
+  const float v_scale = attention.run(tile.first_step + thread.warp);
   fa::order_columns(o, v_scale, thread.lane);
 
   // Store the partial result of the warp.  Its ring is free: every copy has been waited for.
@@ -330,6 +378,8 @@ template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES>
 using Launcher =
     fa::ClusterLauncher<&decode_e4m3_kernel<T, WARPS, HEAD_DIM, ROW_TILES>, WARPS, sizeof(Smem<WARPS, HEAD_DIM, ROW_TILES>)>;
 
+constexpr double SM_KB_PER_US = 30;  // the keys that an SM converts and multiplies, measured on an H200
+
 size_t workspace_bytes(const Plan& plan) {
   if (plan.clusters == 1) return 0;
   return (plan.tiles << plan.cluster_log2) * plan.clusters * plan.vectors_per_block * PACKETS * sizeof(Packet);
@@ -361,7 +411,7 @@ int launch_tiles(const FaForwardArgs* args, cudaStream_t stream) {
   if (int status = make_numbers(args, args->v, args->v_stride, all.v_scale, all.v_scale_stride, &v)) return status;
   if (int status = Wide::set_up(args)) return status;
   if (int status = Narrow::set_up(args)) return status;
-  const Plan plan = fa::make_plan<Wide>(args, fa::MAX_CLUSTERS, 1);
+  const Plan plan = fa::make_plan<Wide>(args, fa::MAX_CLUSTERS, 1, SM_KB_PER_US);
   if (args->workspace_bytes < workspace_bytes(plan) || reinterpret_cast<uintptr_t>(args->workspace) % alignof(Packet) != 0) {
     return fa_refuse(args, "the workspace has %llu bytes at %p; it needs %zu bytes, aligned to %zu",
                      static_cast<unsigned long long>(args->workspace_bytes), args->workspace, workspace_bytes(plan), alignof(Packet));
@@ -379,7 +429,7 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
 template <typename T, int HEAD_DIM, int ROW_TILES>
 size_t workspace_of(const FaForwardArgs* args) {
   using Wide = Launcher<T, WIDE, HEAD_DIM, ROW_TILES>;
-  return Wide::set_up(args) == 0 ? workspace_bytes(fa::make_plan<Wide>(args, fa::MAX_CLUSTERS, 1)) : 0;
+  return Wide::set_up(args) == 0 ? workspace_bytes(fa::make_plan<Wide>(args, fa::MAX_CLUSTERS, 1, SM_KB_PER_US)) : 0;
 }
 
 FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) {

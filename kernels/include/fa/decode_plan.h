@@ -63,15 +63,16 @@ struct ClusterLauncher {
 
 // Chooses the number of blocks per tile with the least expected time.  All blocks must run at once, each on an SM of its own.  If
 // there are more tiles than SMs, narrow blocks take one tile each: of the two on an SM, one computes while the other one starts.
-// WIDE_LAUNCHER launches the wide blocks; a tile has up to `max_clusters` clusters, and an element of K or V `element_bytes`.
+// WIDE_LAUNCHER launches the wide blocks; a tile has up to `max_clusters` clusters, and an element of K or V `element_bytes`, of which
+// an SM takes `sm_kb_per_us`.
 template <typename WIDE_LAUNCHER>
-Plan make_plan(const FaForwardArgs* args, int max_clusters, int element_bytes = 2) {
+Plan make_plan(const FaForwardArgs* args, int max_clusters, int element_bytes = 2, double sm_kb_per_us = 65) {
   Plan plan = make_tiles(args);
   plan.is_wide = plan.tiles <= sm_count();
   const int64_t steps = (args->seq_k + STEP_KEYS - 1) / STEP_KEYS;
   const double tile_kb = static_cast<double>(args->seq_k * args->head_dim * 2 * element_bytes) / 1e3;
-  // Measured on an H200: what an SM, a GPC and the GPU read, and what the merges of blocks and of clusters take.
-  constexpr double SM_KB_PER_US = 65, GPC_KB_PER_US = 690, GPU_KB_PER_US = 4500;
+  // Measured on an H200, as sm_kb_per_us is: what a GPC and the GPU read, and what the merges of blocks and of clusters take.
+  constexpr double GPC_KB_PER_US = 690, GPU_KB_PER_US = 4500;
   constexpr double CLUSTER_US = 0.7, CLUSTERS_US = 2.5, EACH_CLUSTER_US = 0.1;
   double best_us = 0;
   for (int log2 = 0; log2 <= MAX_CLUSTER_LOG2 && plan.is_wide; ++log2) {
@@ -81,7 +82,7 @@ Plan make_plan(const FaForwardArgs* args, int max_clusters, int element_bytes = 
       const int64_t blocks = clusters << log2;
       if (blocks > 1 && steps < blocks * WIDE / 2) break;  // at least half of the warps have keys
       const double call_kb = tile_kb * static_cast<double>(plan.tiles);
-      double us = std::max(tile_kb / static_cast<double>(blocks) / SM_KB_PER_US, call_kb / GPU_KB_PER_US);
+      double us = std::max(tile_kb / static_cast<double>(blocks) / sm_kb_per_us, call_kb / GPU_KB_PER_US);
       // A cluster lies in one GPC.
       if (log2 > 0) us = std::max(us, call_kb / static_cast<double>(plan.tiles * clusters) / GPC_KB_PER_US) + CLUSTER_US;
       if (clusters > 1) us += CLUSTERS_US + EACH_CLUSTER_US * static_cast<double>(clusters);

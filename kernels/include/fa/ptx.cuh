@@ -190,6 +190,15 @@ __device__ __forceinline__ uint32_t cvt_rn_x2(float low, float high) {
   return packed;
 }
 
+// 9.7.9.21 cvt: converts four numbers in e4m3, exactly, to two pairs in fp16.  Each conversion reads its half of the register, without
+// a shift.
+__device__ __forceinline__ uint2 e4m3_to_halves(uint32_t four) {
+  uint2 pairs;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
+      : "=r"(pairs.x), "=r"(pairs.y) : "r"(four));
+  return pairs;
+}
+
 // 9.7.3.21 ex2: 2^x with a relative error of at most 2^-22.  Results below 2^-126, and 2^-inf, are 0.
 __device__ __forceinline__ float ex2_approx_ftz(float x) {
   float power;

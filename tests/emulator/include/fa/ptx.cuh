@@ -1,6 +1,8 @@
 // The functions of kernels/include/fa/ptx.cuh, emulated on the CPU.
 #pragma once
 
+#include <cuda_fp8.h>
+
 #include "emulator.h"
 
 namespace fa {
@@ -81,6 +83,14 @@ uint32_t cvt_rn_x2(float low, float high) {
   uint32_t packed;
   std::memcpy(&packed, numbers, sizeof packed);
   return packed;
+}
+
+inline uint2 e4m3_to_halves(uint32_t four) {
+  const auto pair = [](uint32_t two) {
+    const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(two), __NV_E4M3);
+    return uint32_t(halves.y) << 16 | halves.x;
+  };
+  return {pair(four & 0xffff), pair(four >> 16)};
 }
 
 inline float ex2_approx_ftz(float x) {
