@@ -85,6 +85,16 @@ __device__ __forceinline__ void add_pv(float (&o)[ROWS_PER_LANE][HEAD_DIM / COLU
   }
 }
 
+// Stores this lane's columns of a row of O, 8 bytes at a time.
+template <typename T, int VECTORS>
+__device__ __forceinline__ void store_row(T* to_gmem, const float (&o)[VECTORS][4], float inverse_l) {
+#pragma unroll
+  for (int d = 0; d < VECTORS; ++d) {
+    alignas(8) const T rounded[4] = {T(o[d][0] * inverse_l), T(o[d][1] * inverse_l), T(o[d][2] * inverse_l), T(o[d][3] * inverse_l)};
+    *reinterpret_cast<uint2*>(to_gmem + d * COLUMNS) = *reinterpret_cast<const uint2*>(rounded);
+  }
+}
+
 template <typename T, int HEAD_DIM>
 __global__ void __launch_bounds__(THREADS) wmma_kernel(const FaForwardArgs args, unsigned heads_per_kv_head) {
   extern __shared__ __align__(128) unsigned char smem_bytes[];
@@ -204,15 +214,7 @@ __global__ void __launch_bounds__(THREADS) wmma_kernel(const FaForwardArgs args,
       lse_gmem[query] = sum == 0.0f ? -CUDART_INF_F : (m[r] + log2f(sum)) * CUDART_LN2_F;
     }
 
-    // Store, 8 bytes at a time.
-#pragma unroll
-    for (int d = 0; d < HEAD_DIM / COLUMNS; ++d) {
-      alignas(8) T rounded[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) rounded[i] = T(o[r][d][i] * inverse_l);
-      T* to_gmem = out_gmem + query * args.out_stride.seq + d * COLUMNS + lane_column;
-      *reinterpret_cast<uint2*>(to_gmem) = *reinterpret_cast<const uint2*>(rounded);
-    }
+    store_row(out_gmem + query * args.out_stride.seq + lane_column, o[r], inverse_l);
   }
 }
 
