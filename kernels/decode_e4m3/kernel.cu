@@ -8,6 +8,7 @@
 // takes:   fp16 and bf16 with K and V in e4m3, D = 64 and 128, any S_q >= 1, the bottom-right causal mask, grouped heads, lengths of
 //          keys, pages of 16, 64, 128 or 256 keys in either order; rows contiguous and 16-byte aligned
 #include "fa/decode_exchange.cuh"
+#include "fa/decode_numbers.cuh"
 #include "fa/decode_packets.cuh"
 #include "fa/decode_pages.cuh"
 #include "fa/decode_plan.h"
@@ -16,14 +17,6 @@
 using fa::Cache, fa::KEY_TILES, fa::LANE_ROWS, fa::MMA_N, fa::NARROW, fa::PackedTile, fa::Packet, fa::PACKETS, fa::Pages, fa::Partial,
     fa::Plan, fa::QUAD, fa::Split, fa::STEP_KEYS, fa::WARP, fa::WIDE;
 
-// K or V of a call: numbers in e4m3, and their scales.  `batch` is the stride of a page.
-struct Numbers {
-  const uint4* gmem;
-  fa::VectorStrides strides;  // of 16 numbers
-  const float* scales;
-  FaStrides scale_strides;
-};
-
 // K and V of up to AT_ONCE steps, as chunks of 16 numbers, and the scales of both.
 template <int HEAD_DIM, int AT_ONCE_>
 struct Stage {
@@ -31,13 +24,6 @@ struct Stage {
   uint4 k[AT_ONCE][STEP_KEYS * CHUNKS], v[AT_ONCE][STEP_KEYS * CHUNKS];
   float scales[AT_ONCE][2][STEP_KEYS];  // of K and of V
 };
-
-// The place of a chunk in the row of a key.  The swizzle of K serves 8-byte loads from four rows, that of V serves ldmatrix.
-template <int CHUNKS, bool IS_V>
-__device__ __forceinline__ int swizzled(int key, int chunk) {
-  const int row_of_banks = key * CHUNKS / 8;  // 128 bytes each
-  return IS_V ? chunk ^ row_of_banks % CHUNKS : chunk ^ row_of_banks % (CHUNKS / 2) * 2;
-}
 
 // Copies K or V of every WARPS-th step to the ring of a warp, one step per call.  A step lies in one page.
 template <int WARPS, int HEAD_DIM, bool IS_V>
@@ -48,7 +34,7 @@ struct NumberCopier {
   Pages pages;
   int first_key, page;  // of the next step; the page is looked up one step ahead
 
-  __device__ __forceinline__ NumberCopier(const Numbers& numbers, const Cache& cache, const PackedTile& tile, const fa::Thread& thread)
+  __device__ __forceinline__ NumberCopier(const fa::Numbers& numbers, const Cache& cache, const PackedTile& tile, const fa::Thread& thread)
       : head_gmem(numbers.gmem + uint64_t(tile.kv_head) * numbers.strides.head +
                   uint64_t(thread.lane / CHUNKS) * numbers.strides.row + thread.lane % CHUNKS),
         strides(numbers.strides),
@@ -64,7 +50,7 @@ struct NumberCopier {
 #pragma unroll
     for (int i = 0; i < STEP_KEYS / COPY_ROWS; ++i) {
       const int row = i * COPY_ROWS + lane / CHUNKS;
-      fa::cp_async_16_or_zero(&tile_smem[row * CHUNKS + swizzled<CHUNKS, IS_V>(row, lane % CHUNKS)],
+      fa::cp_async_16_or_zero(&tile_smem[row * CHUNKS + fa::swizzled<CHUNKS, IS_V>(row, lane % CHUNKS)],
                               from_gmem + uint64_t(i * COPY_ROWS) * strides.row, first_key + row < visible);
     }
     first_key += WARPS * STEP_KEYS;
@@ -84,7 +70,7 @@ struct NumberRing {
   const float* scale_gmem;  // of this lane's key of a step, in slot 0 of page 0: of K in the lower half of the warp, of V in the upper one
   int64_t scale_page, scale_key;  // strides
 
-  __device__ __forceinline__ NumberRing(Smem& stages, const Numbers& k, const Numbers& v, const Cache& cache, const PackedTile& tile,
+  __device__ __forceinline__ NumberRing(Smem& stages, const fa::Numbers& k, const fa::Numbers& v, const Cache& cache, const PackedTile& tile,
                                         const fa::Thread& thread)
       : stages(stages),
         steps((tile.steps - thread.warp + WARPS - 1) / WARPS),
@@ -92,7 +78,7 @@ struct NumberRing {
         lane(thread.lane),
         k_copier(k, cache, tile, thread),
         v_copier(v, cache, tile, thread) {
-    const Numbers& own = lane < STEP_KEYS ? k : v;
+    const fa::Numbers& own = lane < STEP_KEYS ? k : v;
     scale_page = own.scale_strides.batch, scale_key = own.scale_strides.seq;
     scale_gmem = own.scales + tile.kv_head * own.scale_strides.head + lane % STEP_KEYS * scale_key;
   }
@@ -117,66 +103,6 @@ struct NumberRing {
     fa::cp_async_commit_group();
   }
 };
-
-// Converts four numbers in e4m3 to two pairs of T.
-template <typename T>
-__device__ __forceinline__ uint2 convert(uint32_t four) {
-  const uint2 pairs = fa::e4m3_to_halves(four);
-  if constexpr (std::is_same_v<T, fp16>) return pairs;
-  const float2 low = __half22float2(reinterpret_cast<const __half2&>(pairs.x));
-  const float2 high = __half22float2(reinterpret_cast<const __half2&>(pairs.y));
-  return {fa::cvt_rn_x2<T>(low.x, low.y), fa::cvt_rn_x2<T>(high.x, high.y)};
-}
-
-// S = Q K^T of one step: 8 bytes of a lane are its elements of two mma, as 16 bytes of Q are.  `scales` are those of K.
-template <typename T, int HEAD_DIM, int ROW_TILES>
-__device__ __forceinline__ void multiply_qk(fa::Scores<ROW_TILES>& scores, const fa::Queries<HEAD_DIM, ROW_TILES>& queries,
-                                            const typename fa::Queries<HEAD_DIM, ROW_TILES>::Smem& q_smem, const uint4* k_smem,
-                                            const float2 (&scales)[KEY_TILES], const fa::Thread& thread) {
-  constexpr int CHUNKS = HEAD_DIM / 16, CHAINS = fa::Scores<ROW_TILES>::CHAINS;
-#pragma unroll
-  for (int j = 0; j < HEAD_DIM / 8 / QUAD; ++j) {
-#pragma unroll
-    for (int n = 0; n < KEY_TILES; ++n) {
-      const int key = n * MMA_N + thread.row, half = j * QUAD + thread.lane % QUAD;  // of a chunk
-      const uint2 k = reinterpret_cast<const uint2*>(&k_smem[key * CHUNKS + swizzled<CHUNKS, false>(key, half / 2)])[half % 2];
-      const uint2 k_even = convert<T>(k.x), k_odd = convert<T>(k.y);
-#pragma unroll
-      for (int t = 0; t < ROW_TILES; ++t) {
-        uint4 q[LANE_ROWS];
-#pragma unroll
-        for (int r = 0; r < LANE_ROWS; ++r) q[r] = queries.chunk(q_smem, t, r, j, thread.lane);
-        const uint32_t even[4] = {q[0].x, q[1].x, q[0].y, q[1].y}, odd[4] = {q[0].z, q[1].z, q[0].w, q[1].w};
-        fa::mma_m16n8k16<T>(scores.chain[0][t][n], even, k_even.x, k_even.y);
-        fa::mma_m16n8k16<T>(scores.chain[CHAINS - 1][t][n], odd, k_odd.x, k_odd.y);
-      }
-    }
-  }
-  scores.scale(scales);
-}
-
-// O += P V.  ldmatrix takes two adjacent columns for one element.  The even columns of a chunk of 16 form one tile of O, and the odd
-// ones the next.
-template <typename T, int ROW_TILES, int D_TILES>
-__device__ __forceinline__ void add_pv(const fa::RowState<ROW_TILES, D_TILES>& state, const uint32_t (&p)[ROW_TILES][4],
-                                       const uint4* v_smem, int lane) {
-  constexpr int CHUNKS = D_TILES / 2;
-#pragma unroll
-  for (int chunk = 0; chunk < CHUNKS; chunk += 2) {
-    uint32_t v[4];
-    fa::ldmatrix_x4_trans(v, fa::smem_address(&v_smem[lane % 16 * CHUNKS + swizzled<CHUNKS, true>(lane % 16, chunk + lane / 16)]));
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      // The bytes of the lower 8 keys and of the upper 8: two keys of the even column, then two of the odd one.
-      const uint2 lower = convert<T>(__byte_perm(v[2 * i], 0, 0x3120)), upper = convert<T>(__byte_perm(v[2 * i + 1], 0, 0x3120));
-#pragma unroll
-      for (int t = 0; t < ROW_TILES; ++t) {
-        fa::mma_m16n8k16<T>(state.o[t][2 * (chunk + i)], p[t], lower.x, upper.x);
-        fa::mma_m16n8k16<T>(state.o[t][2 * (chunk + i) + 1], p[t], lower.y, upper.y);
-      }
-    }
-  }
-}
 
 // The largest scale of V so far, and its inverse.
 struct LargestScale {
@@ -225,7 +151,7 @@ struct Attention {
         v_scales[s][n] = reinterpret_cast<const float2*>(smem.scales[s][1])[n * QUAD + thread.lane % QUAD];
         lane_scale = fmaxf(lane_scale, fmaxf(v_scales[s][n].x, v_scales[s][n].y));
       }
-      multiply_qk<T>(scores[s], queries, q_smem, smem.k[s], k_scales, thread);
+      fa::multiply_qk<T>(scores[s], queries, q_smem, smem.k[s], k_scales, thread);
     }
     __syncwarp();  // all lanes have read K and the scales, so they may be overwritten
     ring.copy_k(first + DEPTH * AT_ONCE, stage);
@@ -247,7 +173,7 @@ struct Attention {
     fa::wait_copies<fa::V_COPIED, 2 * DEPTH - 1>();
     __syncwarp();  // the copies of all lanes are visible to all lanes
 #pragma unroll
-    for (int s = 0; s < N; ++s) add_pv<T>(state, p[s], smem.v[s], thread.lane);
+    for (int s = 0; s < N; ++s) fa::add_pv<T>(state, p[s], smem.v[s], thread.lane);
     __syncwarp();  // all lanes have read V, so it may be overwritten
     ring.copy_v(first + DEPTH * AT_ONCE, stage);
   }
@@ -289,8 +215,8 @@ struct Smem {
 };
 
 template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES>
-__global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_e4m3_kernel(const fa::Params call, const Cache cache, const Numbers k,
-                                                                                         const Numbers v, const Split split) {
+__global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_e4m3_kernel(const fa::Params call, const Cache cache, const fa::Numbers k,
+                                                                                         const fa::Numbers v, const Split split) {
   using BlockSmem = Smem<WARPS, HEAD_DIM, ROW_TILES>;
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   auto& smem = *reinterpret_cast<BlockSmem*>(smem_bytes);
@@ -385,17 +311,6 @@ size_t workspace_bytes(const Plan& plan) {
   return (plan.tiles << plan.cluster_log2) * plan.clusters * plan.vectors_per_block * PACKETS * sizeof(Packet);
 }
 
-// Fills `numbers` with K or V of a call and returns FA_OK, or refuses the call.
-int make_numbers(const FaForwardArgs* args, const void* data, const FaStrides& stride, const float* scales, const FaStrides& scale_stride,
-                 Numbers* numbers) {
-  if (stride.dim != 1 || (stride.batch | stride.head | stride.seq) % 16 != 0 || reinterpret_cast<uintptr_t>(data) % 16 != 0) {
-    return fa_refuse(args, "rows of k and v must be contiguous and start at multiples of 16 bytes");
-  }
-  const auto vectors = [](int64_t elements) { return static_cast<uint32_t>(elements / 16); };
-  *numbers = {static_cast<const uint4*>(data), {vectors(stride.seq), vectors(stride.head), vectors(stride.batch)}, scales, scale_stride};
-  return FA_OK;
-}
-
 template <typename T, int HEAD_DIM, int ROW_TILES>
 int launch_tiles(const FaForwardArgs* args, cudaStream_t stream) {
   using Wide = Launcher<T, WIDE, HEAD_DIM, ROW_TILES>;
@@ -403,12 +318,12 @@ int launch_tiles(const FaForwardArgs* args, cudaStream_t stream) {
   fa::Params params;
   Cache cache;
   if (int status = fa::make_decode_params(args, &params)) return status;
-  Numbers k, v;
+  fa::Numbers k, v;
   const FaForwardArgs all = fa_copy_args(args);
   if (!(all.features & FA_CACHE_DTYPE) || all.cache_dtype != FA_DTYPE_e4m3) return fa_refuse(args, "k and v must be e4m3 beside scales");
   if (int status = fa::make_cache(args, &cache)) return status;
-  if (int status = make_numbers(args, args->k, args->k_stride, all.k_scale, all.k_scale_stride, &k)) return status;
-  if (int status = make_numbers(args, args->v, args->v_stride, all.v_scale, all.v_scale_stride, &v)) return status;
+  if (int status = fa::make_numbers(args, args->k, args->k_stride, all.k_scale, all.k_scale_stride, &k)) return status;
+  if (int status = fa::make_numbers(args, args->v, args->v_stride, all.v_scale, all.v_scale_stride, &v)) return status;
   if (int status = Wide::set_up(args)) return status;
   if (int status = Narrow::set_up(args)) return status;
   const Plan plan = fa::make_plan<Wide>(args, fa::MAX_CLUSTERS, 1, SM_KB_PER_US);
