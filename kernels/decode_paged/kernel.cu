@@ -1,4 +1,5 @@
-// decode_paged: K and V in pages, with block tables, and sequences of any lengths, which only the device knows.
+// decode_paged: K and V in pages, with block tables, and sequences of any lengths, which only the device knows; one source for
+// decode_paged and decode_window.
 // step:    each warp looks up the page of its next step of 16 keys one step ahead, and each block reads the length of its sequence
 // because: servers keep K and V in pages, and lengths grow on the device; decode_cluster needs rows at one distance and one length
 // expect:  with pages of 16 keys, 0.5 us more than decode_cluster: the first lookup and the length are two loads, one after another,
@@ -6,12 +7,13 @@
 // diff:    where the copies find their rows, and the keys of a tile, which the block divides and not the host
 // tile:    as in decode_cluster
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1, the bottom-right causal mask, grouped heads, lengths of keys, pages of 16, 64,
-//          128 or 256 keys in either order; rows contiguous and 16-byte aligned
+//          128 or 256 keys in either order (decode_window: windows, sinks); rows contiguous and 16-byte aligned
 #include "fa/decode_exchange.cuh"
 #include "fa/decode_packets.cuh"
 #include "fa/decode_pages.cuh"
 #include "fa/decode_plan.h"
 #include "fa/decode_ring.cuh"
+#include "fa/decode_window.cuh"
 #include "fa/entry.h"
 
 // How the work is divided: as in decode_cluster, but each block computes which keys of its sequence are its own.  The host only knows
@@ -54,6 +56,28 @@ struct PageCopier {
   }
 };
 
+// The keys that this lane's rows see.
+template <int ROW_TILES>
+__device__ __forceinline__ auto make_limits(const fa::Params& params, const fa::Window& window, const PackedTile& tile,
+                                            const fa::Thread& thread) {
+  if constexpr (TAKES_WINDOW) {
+    return fa::WindowLimits<ROW_TILES>(params, window, tile, thread);
+  } else {
+    return fa::KeyLimits<ROW_TILES>(params, tile, thread);
+  }
+}
+
+// Merges the warps of a block, and in the first block of a tile the sink.
+template <typename Partials, typename WarpSums>
+__device__ __forceinline__ Partial merge_warps(const Partials& partials, const WarpSums& warp_m_and_l, int vector, const fa::Params& params,
+                                               const fa::Window& window, const fa::PackedTiles& tiles, const PackedTile& tile) {
+  const Partial merged = partials.merge_vector(warp_m_and_l, vector);
+  if (!TAKES_WINDOW || window.sink == nullptr || blockIdx.x > 0) return merged;
+  const uint32_t row = tile.first_row + vector / Partials::ROW_VECTORS;
+  const uint32_t head = tile.kv_head * tiles.group + row - fa::query_of(params, row) * tiles.group;
+  return fa::with_sink(merged, __ldg(window.sink + head) * CUDART_L2E_F);
+}
+
 template <int WARPS, int HEAD_DIM, int ROW_TILES>
 struct Smem {
   static constexpr int ROWS = ROW_TILES * fa::MMA_M, VECTORS = ROWS * HEAD_DIM / 4;  // float4 of the tile's O
@@ -68,8 +92,8 @@ struct Smem {
 };
 
 template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES>
-__global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_paged_kernel(const fa::Params call, const Cache cache,
-                                                                                          const Split split) {
+__global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS)
+decode_paged_kernel(const fa::Params call, const Cache cache, const Split split, const fa::Window window_of_call) {
   using BlockSmem = Smem<WARPS, HEAD_DIM, ROW_TILES>;
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   auto& smem = *reinterpret_cast<BlockSmem*>(smem_bytes);
@@ -79,7 +103,13 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_paged_kerne
   const int rank = blockIdx.x & ((1u << split.cluster_log2) - 1), cluster = blockIdx.x >> split.cluster_log2;
   if (tile.number >= split.tiles.count) return;  // the last blocks of a grid with more than 2^15 tiles
   const fa::Params params = fa::params_of_sequence(call, cache, tile.batch);
-  fa::divide_keys(tile, params);
+  fa::Window window = window_of_call;
+  if constexpr (TAKES_WINDOW) {
+    window.first_begin += params.seq_k - call.seq_k;
+    fa::divide_keys(tile, params, window.first_begin + static_cast<int>(fa::query_of(params, tile.first_row)));
+  } else {
+    fa::divide_keys(tile, params);
+  }
 
   // Start the copies of K and V, and load Q.
   typename BlockSmem::Ring ring(smem.rings[thread.warp], tile, thread, {params.k, params.k_strides, cache, tile, thread},
@@ -97,7 +127,7 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_paged_kerne
   if (queries.IN_SMEM) __syncthreads();
   const float scale_log2 = fa::scale_log2_of(params);
   const bool is_negated = fa::negate_q(params);
-  const fa::KeyLimits<ROW_TILES> limits(params, tile, thread);
+  const auto limits = make_limits<ROW_TILES>(params, window, tile, thread);
 
   // All keys of the warp.
   float o[ROW_TILES][HEAD_DIM / fa::MMA_N][4] = {};
@@ -114,9 +144,12 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_paged_kerne
   __syncwarp();
   if (cluster_size > 1) fa::barrier_cluster_wait();  // all blocks run and have initialised their mbarriers
   fa::sync_block<fa::WARP_PARTIAL_STORED>();
+  const auto merge_block = [&](int vector) {
+    return merge_warps(partials, smem.warp_m_and_l, vector, params, window, split.tiles, tile);
+  };
   if (cluster_size == 1) {
     for (int vector = threadIdx.x; vector < vectors; vector += THREADS) {
-      fa::store_vector<T, HEAD_DIM>(params, split.tiles, tile, vector, partials.merge_vector(smem.warp_m_and_l, vector));
+      fa::store_vector<T, HEAD_DIM>(params, split.tiles, tile, vector, merge_block(vector));
     }
     return;
   }
@@ -127,14 +160,14 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_paged_kerne
       (min(BlockSmem::ROWS, params.seq_q * split.tiles.group) * ROW_VECTORS >> split.cluster_log2) * PACKETS;
   for (int i = threadIdx.x; i < exchange.sent_vectors; i += THREADS) {
     const int vector = i + (i >= rank * exchange.own_vectors ? exchange.own_vectors : 0);  // skips the vectors of this block
-    exchange.send(vector, partials.merge_vector(smem.warp_m_and_l, vector));
+    exchange.send(vector, merge_block(vector));
   }
 
   // Merge the blocks of the cluster, and then the clusters.
   for (int first = 0; first < exchange.own_vectors; first += THREADS) {
     const int slot = first + threadIdx.x;
     const bool is_valid = slot < exchange.own_vectors;
-    const Partial of_block = is_valid ? partials.merge_vector(smem.warp_m_and_l, rank * exchange.own_vectors + slot) : fa::no_partial();
+    const Partial of_block = is_valid ? merge_block(rank * exchange.own_vectors + slot) : fa::no_partial();
     const int vector = rank * exchange.own_vectors + slot;
     const Partial merged = exchange.merge_incoming(slot, is_valid, of_block);
     if (split.clusters > 1) {
@@ -166,14 +199,16 @@ int launch_tiles(const FaForwardArgs* args, cudaStream_t stream) {
   if (int status = fa::make_cache(args, &cache)) return status;
   if (int status = Wide::set_up(args)) return status;
   if (int status = Narrow::set_up(args)) return status;
-  const Plan plan = fa::make_plan<Wide>(args, fa::MAX_CLUSTERS);
+  const fa::Window window = fa::make_window(args, &params);
+  const FaForwardArgs visible = fa::with_visible_keys(args);
+  const Plan plan = fa::make_plan<Wide>(&visible, fa::MAX_CLUSTERS);
   if (args->workspace_bytes < workspace_bytes(plan) || reinterpret_cast<uintptr_t>(args->workspace) % alignof(Packet) != 0) {
     return fa_refuse(args, "the workspace has %llu bytes at %p; it needs %zu bytes, aligned to %zu",
                      static_cast<unsigned long long>(args->workspace_bytes), args->workspace, workspace_bytes(plan), alignof(Packet));
   }
   const Split split = {static_cast<Packet*>(args->workspace), fa::packed_tiles(args, plan), plan.cluster_log2, plan.clusters,
                        plan.clusters};
-  return plan.is_wide ? Wide::launch(plan, stream, params, cache, split) : Narrow::launch(plan, stream, params, cache, split);
+  return plan.is_wide ? Wide::launch(plan, stream, params, cache, split, window) : Narrow::launch(plan, stream, params, cache, split, window);
 }
 
 template <typename T, int HEAD_DIM>
@@ -184,7 +219,8 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
 template <typename T, int HEAD_DIM, int ROW_TILES>
 size_t workspace_of(const FaForwardArgs* args) {
   using Wide = Launcher<T, WIDE, HEAD_DIM, ROW_TILES>;
-  return Wide::set_up(args) == 0 ? workspace_bytes(fa::make_plan<Wide>(args, fa::MAX_CLUSTERS)) : 0;
+  const FaForwardArgs visible = fa::with_visible_keys(args);
+  return Wide::set_up(args) == 0 ? workspace_bytes(fa::make_plan<Wide>(&visible, fa::MAX_CLUSTERS)) : 0;
 }
 
 FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) {
@@ -198,4 +234,4 @@ FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) {
   return 0;  // fa_forward refuses the call
 }
 
-FA_FORWARD_WITH(FA_SEQLENS_K | FA_BLOCK_TABLE, launch)
+FA_FORWARD_WITH(FA_SEQLENS_K | FA_BLOCK_TABLE | (TAKES_WINDOW ? FA_WINDOW_LEFT | FA_WINDOW_RIGHT | FA_SINK : 0), launch)

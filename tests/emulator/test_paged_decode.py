@@ -11,7 +11,7 @@ from tests.tiers import nightly_after
 
 pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 
-RUNG, E4M3_RUNG = "decode_paged", "decode_e4m3"
+RUNG, E4M3_RUNG, WINDOW_RUNG = "decode_paged", "decode_e4m3", "decode_window"
 # Shapes, the number of SMs, and how many blocks are resident at once.
 CASES = (
     ("b4h8s1d64-fp16-kv2-sk1008-var1-page16", 24, 24),
@@ -37,7 +37,24 @@ E4M3_CASES = (
     ("b9h2s1d64-bf16-sk200-var1-kv_e4m3_th", 4, 8),
     ("b1h4s1d64-fp16-sk0-kv_e4m3_h", 4, 8),
 )
-MISTAKES = ("wrong_paged_page", "wrong_paged_tail")
+WINDOW_CASES = (
+    ("b1h8s1d64-fp16-win127_0-kv1-sk1000-sink", 24, 24),
+    ("b4h8s1d64-fp16-win127_0-kv2-sk1008-var1-page16-sink", 24, 24),  # windows that are longer than their sequences
+    ("b5h4s4d64-fp16-win20_0-kv2-sk144-var1-page16-sink", 24, 24),
+    ("b9h8s3d64-fp16-win100_0-kv2-sk1024-var1-page64hnd", 132, 132),
+    ("b4h16s8d128-fp16-win50_0-kv2-sk304-var4-page16hnd-sink-bshd", 8, 16),  # two row tiles
+    ("b2h4s1d128-fp16-win1500_0-kv1-sk2048-var4-page128-sink", 60, 60),  # several clusters per tile
+    ("b3h4s20d64-fp16-win30_4-kv1-sk512-var4-page16-sink", 2, 8),  # a window to both sides
+    ("b2h4s5d64-fp16-winm3_9-kv1-sk200-sink", 8, 8),  # without the newest keys
+    ("b1h8s1d64-fp16-kv2-sk1000-sink", 24, 24),
+    ("b1h4s1d64-fp16-win7_0-sk0-sink", 4, 8),
+)
+MISTAKES = {
+    "wrong_paged_page": CASES[0],
+    "wrong_paged_tail": CASES[0],
+    "wrong_decode_window_begin": ("b1h8s1d64-fp16-win100_0-kv1-sk1000", 24, 24),
+    "wrong_decode_window_sink": ("b1h8s1d64-fp16-kv1-sk300-sink", 24, 24),
+}
 
 
 @pytest.mark.parametrize("number", nightly_after(1, range(len(CASES))))
@@ -64,9 +81,17 @@ def test_a_missing_scale_is_found(build: Build) -> None:
     assert complaints(build("wrong_e4m3_v_scale"), shape, Schedule(0, sms, 0.5, resident_blocks)) != []
 
 
+@pytest.mark.parametrize("number", nightly_after(1, range(len(WINDOW_CASES))))
+def test_windows_and_sinks_are_right(build: Build, number: int) -> None:
+    """So are they if a row sees only some keys before it, or has a sink, with and without pages and lengths."""
+    shape, sms, resident_blocks = WINDOW_CASES[number]
+    kernel = build(WINDOW_RUNG, parse_case(f"{shape}-seed0").head_dim)
+    assert complaints(kernel, shape, Schedule(number, sms, number % 3 / 2, resident_blocks), calls=1 + number % 2) == []
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", MISTAKES)
 def test_each_mistake_is_found(build: Build, name: str) -> None:
     """A kernel with one mistake is wrong where the rung is right."""
-    shape, sms, resident_blocks = CASES[0]
+    shape, sms, resident_blocks = MISTAKES[name]
     assert complaints(build(name), shape, Schedule(0, sms, 0.5, resident_blocks)) != []

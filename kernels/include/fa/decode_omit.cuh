@@ -28,6 +28,8 @@ enum DecodeMistake {
   NEXT_PAGE,    // decode_paged: the lookup of the next page, so that the page of the first step is used for all
   TAIL_ZEROS,   // decode_paged: the zeros in place of slots behind the last key
   V_SCALES,     // decode_e4m3: the scales of V
+  WINDOW_BEGIN,  // decode_window: the mask before the window of a row, in the step in which it begins
+  SINK_MAX,      // decode_window: the sink in the maximum
 };
 
 template <DecodeMistake KIND>

@@ -39,13 +39,14 @@ __device__ __forceinline__ Params params_of_sequence(const Params& params, const
   return own;
 }
 
-// Gives this block its part of the keys that the rows of the tile see.
-__device__ __forceinline__ void divide_keys(PackedTile& tile, const Params& params) {
+// Gives this block its part of the keys that the rows of the tile see, none of which sees a key before `begin`.
+__device__ __forceinline__ void divide_keys(PackedTile& tile, const Params& params, int begin = 0) {
   const int last_query = query_of(params, tile.first_row + tile.rows - 1);
   tile.visible = max(0, min(params.seq_k, params.first_diagonal + last_query));
-  const uint32_t all_steps = (tile.visible + STEP_KEYS - 1) / STEP_KEYS;
+  const uint32_t hidden_steps = min(max(0, begin), tile.visible) / STEP_KEYS;
+  const uint32_t all_steps = (tile.visible + STEP_KEYS - 1) / STEP_KEYS - hidden_steps;
   const uint32_t even_steps = all_steps / gridDim.x, remaining_steps = all_steps - even_steps * gridDim.x;
-  tile.first_step = blockIdx.x * even_steps + min(blockIdx.x, remaining_steps);
+  tile.first_step = hidden_steps + blockIdx.x * even_steps + min(blockIdx.x, remaining_steps);
   tile.steps = even_steps + (blockIdx.x < remaining_steps ? 1 : 0);
 }
 

@@ -101,11 +101,11 @@ struct KeyRing {
 };
 
 // The main loop: all steps of a warp.  It has no barrier of the block.
-template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES, int DEPTH, template <int, int, bool> class COPIER>
+template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES, int DEPTH, template <int, int, bool> class COPIER, typename Limits>
 __device__ __forceinline__ void attend(const RowState<ROW_TILES, HEAD_DIM / MMA_N>& state, KeyRing<WARPS, HEAD_DIM, DEPTH, COPIER>& ring,
                                        const Queries<HEAD_DIM, ROW_TILES>& queries,
                                        const typename Queries<HEAD_DIM, ROW_TILES>::Smem& q_smem,
-                                       const KeyLimits<ROW_TILES>& limits, int first_step, float scale_log2, bool is_negated) {
+                                       const Limits& limits, int first_step, float scale_log2, bool is_negated) {
   const uint32_t k_lane = k_lane_index<HEAD_DIM>(ring.thread);
   const uint32_t v_first_address = v_lane_address<HEAD_DIM>(ring.stages[0][1], ring.thread.lane);
   int last_key = first_step * STEP_KEYS + STEP_KEYS - 1;  // of the step
@@ -118,7 +118,9 @@ __device__ __forceinline__ void attend(const RowState<ROW_TILES, HEAD_DIM / MMA_
     ring.copy_k(i + DEPTH, stage);
 
     uint32_t p[ROW_TILES][4];
-    softmax<T>(p, state, scores, limits, last_key >= limits.least, last_key, scale_log2, is_negated, i == 0, ring.thread.lane);
+    bool needs_mask = last_key >= limits.least;
+    if constexpr (Limits::HAVE_BEGIN) needs_mask |= limits.hide_first_of(last_key);
+    softmax<T>(p, state, scores, limits, needs_mask, last_key, scale_log2, is_negated, i == 0, ring.thread.lane);
 
     wait_copies<V_COPIED, 2 * DEPTH - 1>();
     __syncwarp();  // the copies of all lanes are visible to all lanes

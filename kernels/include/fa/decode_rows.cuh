@@ -116,6 +116,7 @@ struct Queries {
 // The keys that this lane's rows see: a row sees those below its limit.
 template <int ROW_TILES>
 struct KeyLimits {
+  static constexpr bool HAVE_BEGIN = false;  // whether there are keys that are too early for a row
   int least;  // of all rows of the tile
   int of_row[ROW_TILES][LANE_ROWS];
 
@@ -133,6 +134,12 @@ struct KeyLimits {
         }
       }
     }
+  }
+
+  // Hides the keys of a step that the rows of a row tile do not see.
+  template <typename Scores>
+  __device__ __forceinline__ void mask(Scores& scores, int t, int lane_first_key) const {
+    scores.mask(t, of_row[t], lane_first_key);
   }
 };
 

@@ -152,16 +152,16 @@ __device__ __forceinline__ void exponentials(uint32_t (&p)[ROW_TILES][4], const 
 }
 
 // Mask, row max and rescale of one step, whose last key is `last_key`.
-template <int ROW_TILES, int D_TILES>
+template <int ROW_TILES, int D_TILES, typename Limits>
 __device__ __forceinline__ void raise_max(const RowState<ROW_TILES, D_TILES>& state, Scores<ROW_TILES>& scores,
-                                          const KeyLimits<ROW_TILES>& limits, bool needs_mask, int last_key, float scale_log2,
+                                          const Limits& limits, bool needs_mask, int last_key, float scale_log2,
                                           bool is_negated, bool is_first_step, int lane) {
   bool is_above = false;
   float m_new[ROW_TILES][LANE_ROWS];
 #pragma unroll
   for (int t = 0; t < ROW_TILES; ++t) {
     scores.add_chains(t, is_negated);
-    if (needs_mask) scores.mask(t, limits.of_row[t], last_key - (STEP_KEYS - 1) + lane % QUAD * 2);
+    if (needs_mask) limits.mask(scores, t, last_key - (STEP_KEYS - 1) + lane % QUAD * 2);
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) {
       m_new[t][r] = scores.lane_max(t, r);
@@ -172,9 +172,9 @@ __device__ __forceinline__ void raise_max(const RowState<ROW_TILES, D_TILES>& st
 }
 
 // From S to P of one step.
-template <typename T, int ROW_TILES, int D_TILES>
+template <typename T, int ROW_TILES, int D_TILES, typename Limits>
 __device__ __forceinline__ void softmax(uint32_t (&p)[ROW_TILES][4], const RowState<ROW_TILES, D_TILES>& state, Scores<ROW_TILES>& scores,
-                                        const KeyLimits<ROW_TILES>& limits, bool needs_mask, int last_key, float scale_log2, bool is_negated,
+                                        const Limits& limits, bool needs_mask, int last_key, float scale_log2, bool is_negated,
                                         bool is_first_step, int lane) {
   raise_max(state, scores, limits, needs_mask, last_key, scale_log2, is_negated, is_first_step, lane);
   exponentials<T>(p, state, scores, scale_log2);
