@@ -15,7 +15,7 @@ from tests.unit.build.listings import functions_of
 KERNELS = Path(__file__).parents[3] / "kernels"
 # At D = 128, ptxas moves nearly all exponentials of these kernels below the wait, because O, P V of a tile and S take
 # most of the registers.  P V of one warpgroup then runs during the exponentials of the other one only.
-OUT_OF_ORDER = {rung: ("128", "128") for rung in ("fp8_tiles", "fp8_max", "fp8_split")}  # D and the keys of a tile
+OUT_OF_ORDER = dict.fromkeys(("fp8_tiles", "fp8_max", "fp8_split"), ("128", "128"))  # D and the keys of a tile
 # Only calls without a mask divide work tiles.  There, only a negative scale leads to the step with a mask.  With one
 # warpgroup at D = 128 in e4m3, ptxas moves the exponentials of that step.
 WITHOUT_MASK = re.compile(r"Divided|fp8_\w+ShapeILi128ELi1E")
