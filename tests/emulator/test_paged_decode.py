@@ -46,6 +46,9 @@ WINDOW_CASES = (
     ("b2h4s1d128-fp16-win1500_0-kv1-sk2048-var4-page128-sink", 60, 60),  # several clusters per tile
     ("b3h4s20d64-fp16-win30_4-kv1-sk512-var4-page16-sink", 2, 8),  # a window to both sides
     ("b2h4s5d64-fp16-winm3_9-kv1-sk200-sink", 8, 8),  # without the newest keys
+    ("b2h4s77d64-fp16-win63_64-sk150", 24, 24),  # the windows of a whole tile end after the last key
+    ("b4h4s150d64-fp16-winm8_57-kv2-sk77-var1-page16hnd-bshd", 24, 24),
+    ("b2h4s300d64-fp16-win130_190-sk700", 24, 24),
     ("b1h8s1d64-fp16-kv2-sk1000-sink", 24, 24),
     ("b1h4s1d64-fp16-win7_0-sk0-sink", 4, 8),
 )

@@ -46,6 +46,7 @@ struct WindowLimits : KeyLimits<ROW_TILES> {
   __device__ __forceinline__ WindowLimits(const Params& params, const Window& window, const PackedTile& tile, const Thread& thread)
       : KeyLimits<ROW_TILES>(params, tile, thread),
         last_begin(window.first_begin + static_cast<int>(query_of(params, tile.first_row + tile.rows - 1))) {
+    this->least = min(this->least, params.seq_k);  // a window may end after the last key
 #pragma unroll
     for (int t = 0; t < ROW_TILES; ++t) {
 #pragma unroll
