@@ -37,7 +37,7 @@ SHAPES = (
     "b1h2s200d128-fp16-causal-sk260-bshd",
     "b1h1s10d128-fp16-causal-sk300",  # the last keys are seen by no query
 )
-RUNGS = ("backward_mma", "backward_wgmma")
+RUNGS = ("backward_mma", "backward_wgmma", "backward_overlap")
 ALL = ["dq", "dk", "dv"]
 MISTAKES = {
     "wrong_backward_delta": ["dk"],
@@ -46,6 +46,10 @@ MISTAKES = {
     "race_backward_q_full": ALL,
     "race_backward_q_empty": ALL,
     "race_backward_ds_written": ["dq"],
+    "race_overlap_kv_full": ALL,
+    "race_overlap_q_full": ALL,
+    "race_overlap_q_empty": ALL,
+    "race_overlap_ds_written": ["dq"],
 }
 
 Kernel = Callable[[str, str, int], CudaBackward]
