@@ -169,6 +169,14 @@ void store_box(const CUtensorMap& tensor, const int (&first)[4], const void* fro
   if (happens(settings().early)) fiber().stores.back()(), fiber().stores.pop_back();
 }
 
+// Adds to global memory what lies in shared memory at any time until finish_stores.
+void add_floats(float* to_gmem, const float* from_smem, size_t count) {
+  fiber().stores.push_back([=] {
+    for (size_t i = 0; i < count; ++i) to_gmem[i] += from_smem[i];
+  });
+  if (happens(settings().early)) fiber().stores.back()(), fiber().stores.pop_back();
+}
+
 namespace {
 
 void finish_stores_of(Fiber& self) {

@@ -37,7 +37,7 @@ SHAPES = (
     "b1h2s200d128-fp16-causal-sk260-bshd",
     "b1h1s10d128-fp16-causal-sk300",  # the last keys are seen by no query
 )
-RUNGS = ("backward_mma", "backward_wgmma", "backward_overlap")
+RUNGS = ("backward_mma", "backward_wgmma", "backward_overlap", "backward_bulk")
 ALL = ["dq", "dk", "dv"]
 MISTAKES = {
     "wrong_backward_delta": ["dk"],
@@ -50,6 +50,8 @@ MISTAKES = {
     "race_overlap_q_full": ALL,
     "race_overlap_q_empty": ALL,
     "race_overlap_ds_written": ["dq"],
+    "race_bulk_dq_full": ["dq"],
+    "race_bulk_dq_empty": ["dq"],
 }
 
 Kernel = Callable[[str, str, int], CudaBackward]

@@ -11,6 +11,12 @@ __device__ __forceinline__ void cp_async_bulk(void* to_smem, const void* from_gm
                :: "r"(smem_address(to_smem)), "l"(from_gmem), "r"(bytes), "r"(smem_address(barrier_smem)) : "memory");
 }
 
+// 9.7.9.25.5.3 cp.reduce.async.bulk: adds contiguous floats of shared memory to global memory, each of them atomically.
+__device__ __forceinline__ void cp_reduce_async_bulk_add(float* to_gmem, const float* from_smem, uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+               :: "l"(to_gmem), "r"(smem_address(from_smem)), "r"(bytes) : "memory");
+}
+
 // 9.7.13.6 red: adds four floats to global memory, each of them atomically.
 __device__ __forceinline__ void red_add_x4(float* to_gmem, const float (&x)[4]) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"

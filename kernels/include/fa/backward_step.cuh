@@ -184,9 +184,13 @@ int launch_gradients(const BackwardCall& call, dim3 grid, cudaStream_t stream) {
   if (int status = make_tensor_map(&k, &args, args.k, args.kv_heads, args.seq_k, args.k_stride, KEYS)) return status;
   if (int status = make_tensor_map(&v, &args, args.v, args.kv_heads, args.seq_k, args.v_stride, KEYS)) return status;
   if (int status = make_tensor_map(&dout, &args, call.backward.dout, args.heads, args.seq_q, dout_stride, QUERIES)) return status;
-  const void* const kernel = reinterpret_cast<const void*>(KERNEL);
-  if (int status = require_registers(&args, kernel, Shape::GROUPS + 1, Shape::ALL_REGISTERS)) return status;
-  if (int status = allow_smem<KERNEL>(&args, SMEM_BYTES)) return status;
+  static OncePerDevice prepare;
+  const int refusal = prepare([&] {
+    const void* const kernel = reinterpret_cast<const void*>(KERNEL);
+    if (int status = require_registers(&args, kernel, Shape::GROUPS + 1, Shape::ALL_REGISTERS)) return status;
+    return fa_allow_dynamic_smem(&args, kernel, SMEM_BYTES);
+  });
+  if (refusal) return refusal;
   KERNEL<<<grid, Shape::THREADS, SMEM_BYTES, stream>>>(call, q, k, v, dout);
   return static_cast<int>(cudaPeekAtLastError());
 }

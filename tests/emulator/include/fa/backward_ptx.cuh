@@ -8,6 +8,9 @@ namespace fa {
 inline void cp_async_bulk(void* to_smem, const void* from_gmem, uint32_t bytes, uint64_t* barrier_smem) {
   emulator::load_bytes(to_smem, from_gmem, bytes, barrier_smem);
 }
+inline void cp_reduce_async_bulk_add(float* to_gmem, const float* from_smem, uint32_t bytes) {
+  emulator::add_floats(to_gmem, from_smem, bytes / sizeof(float));
+}
 inline void red_add_x4(float* to_gmem, const float (&x)[4]) {
   for (int i = 0; i < 4; ++i) to_gmem[i] += x[i];
 }
