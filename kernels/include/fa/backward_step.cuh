@@ -10,6 +10,10 @@
 #include "fa/ring.cuh"
 #include "fa/tensor_map.h"
 
+#ifndef Q_STAGES
+#define Q_STAGES 2
+#endif
+
 namespace fa {
 
 // The threads and registers of a block: a producer and the computing warpgroups.
@@ -19,7 +23,7 @@ struct BackwardShape {
   static constexpr int PRODUCER_REGISTERS = 24, REGISTERS = 240, ALL_REGISTERS = PRODUCER_REGISTERS + GROUPS * REGISTERS;
 };
 
-constexpr int STAGES = 2;                                            // tiles of Q and dO in flight
+constexpr int STAGES = Q_STAGES;                                     // tiles of Q and dO in flight
 constexpr int S_TILES = GROUP_M / MMA_N, P_TILES = GROUP_M / MMA_K;  // of 64 queries
 
 // K, V, Q, dO and dS are [columns / BOX_COLUMNS, rows, BOX_COLUMNS], swizzled as TMA writes them.
@@ -176,6 +180,7 @@ __device__ __forceinline__ void write_ds(T* ds_smem, const uint32_t (&ds)[P_TILE
 template <auto KERNEL, int SMEM_BYTES, int HEAD_DIM>
 int launch_gradients(const BackwardCall& call, dim3 grid, cudaStream_t stream) {
   using Shape = BackwardShape;
+  static_assert(SMEM_BYTES <= 227 * 1024, "a block has at most 227 KB of shared memory");
   constexpr Box QUERIES = {BackwardStep<HEAD_DIM>::QUERIES, BOX_COLUMNS}, KEYS = {BLOCK_KEYS, BOX_COLUMNS};
   const FaForwardArgs& args = call.forward;
   const FaStrides& dout_stride = call.backward.dout_stride;
