@@ -144,6 +144,18 @@ void load_box(void* to_smem, const CUtensorMap& tensor, const int (&first)[4], c
   });
 }
 
+// Loads contiguous bytes into this block.
+void load_bytes(void* to_smem, const void* from_gmem, size_t bytes, const void* mbarrier) {
+  Mbarrier& barrier = mbarrier_of(mbarrier, block());
+  if (bytes % 16 || smem_offset(to_smem) % 16 || reinterpret_cast<uintptr_t>(from_gmem) % 16) fail("a bulk copy is not aligned");
+  std::memset(to_smem, 0xff, bytes);  // NaN, until the copy arrives
+  grid()->copies.push_back([=, &barrier] {
+    std::memcpy(to_smem, from_gmem, bytes);
+    barrier.bytes -= bytes;
+    complete_if_done(barrier);
+  });
+}
+
 void store_box(const CUtensorMap& tensor, const int (&first)[4], const void* from_smem) {
   const TensorMap map = tensor_map_of(tensor);
   unsigned char* smem = block().smem;
@@ -153,6 +165,14 @@ void store_box(const CUtensorMap& tensor, const int (&first)[4], const void* fro
     for_each_element(map, to, smem, offset, [&](unsigned char* global, const unsigned char* shared) {
       if (global) std::memcpy(global, shared, map.element_bytes);
     });
+  });
+  if (happens(settings().early)) fiber().stores.back()(), fiber().stores.pop_back();
+}
+
+// Adds to global memory what lies in shared memory at any time until finish_stores.
+void add_floats(float* to_gmem, const float* from_smem, size_t count) {
+  fiber().stores.push_back([=] {
+    for (size_t i = 0; i < count; ++i) to_gmem[i] += from_smem[i];
   });
   if (happens(settings().early)) fiber().stores.back()(), fiber().stores.pop_back();
 }

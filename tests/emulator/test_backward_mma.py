@@ -1,4 +1,4 @@
-"""The backward kernel on tensor cores behind its binding, emulated on the CPU."""
+"""The backward kernels on tensor cores behind their binding, emulated on the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.tiers import nightly_after
 
 pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 
-RUNG = "backward_mma"
+# Shapes of the ladder: each rung is judged on all of them.
 SHAPES = (
     "b2h4s70d64-fp16-causal-kv2-sk100",
     "b1h2s130d64-fp16-causal_br-sk30",  # the first queries see no key
@@ -33,8 +33,26 @@ SHAPES = (
     "b1h6s33d128-fp16-kv2-sk65",
     "b1h2s150d64-fp16-causal-sk50-scalem0p7",
     "b1h2s150d128-fp16-scale0",
+    "b1h4s300d64-bf16-causal_br-kv2-sk330",
+    "b1h2s200d128-fp16-causal-sk260-bshd",
+    "b1h1s10d128-fp16-causal-sk300",  # the last keys are seen by no query
 )
-MISTAKES = {"wrong_backward_delta": ["dk"], "race_backward_stage": ["dq", "dk", "dv"]}
+RUNGS = ("backward_mma", "backward_bulk", "backward_wgmma", "backward_overlap", "backward_stages")
+ALL = ["dq", "dk", "dv"]
+MISTAKES = {
+    "wrong_backward_delta": ["dk"],
+    "race_backward_stage": ALL,
+    "race_backward_kv_full": ALL,
+    "race_backward_q_full": ALL,
+    "race_backward_q_empty": ALL,
+    "race_backward_ds_written": ["dq"],
+    "race_overlap_kv_full": ALL,
+    "race_overlap_q_full": ALL,
+    "race_overlap_q_empty": ALL,
+    "race_overlap_ds_written": ["dq"],
+    "race_bulk_dq_full": ["dq"],
+    "race_bulk_dq_empty": ["dq"],
+}
 
 Kernel = Callable[[str, str, int], CudaBackward]
 
@@ -63,9 +81,10 @@ def complaints(kernel: Kernel, name: str, shape: str, *, has_dlse: bool) -> list
 
 
 @pytest.mark.parametrize("number", nightly_after(1, range(len(SHAPES))))
-def test_it_is_right(kernel: Kernel, number: int) -> None:
+@pytest.mark.parametrize("rung", nightly_after(2, RUNGS))
+def test_it_is_right(kernel: Kernel, rung: str, number: int) -> None:
     """Each gradient is, with a gradient of the log-sum-exp and without."""
-    assert complaints(kernel, RUNG, SHAPES[number], has_dlse=number % 2 == 0) == []
+    assert complaints(kernel, rung, SHAPES[number], has_dlse=number % 2 == 0) == []
 
 
 @pytest.mark.nightly

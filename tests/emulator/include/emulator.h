@@ -186,7 +186,9 @@ struct TensorMap {
 static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap), "a tensor map must hold it");
 
 void load_box(void* to_smem, const CUtensorMap& map, const int (&first)[4], const void* mbarrier, Block& owner);
+void load_bytes(void* to_smem, const void* from_gmem, size_t bytes, const void* mbarrier);
 void store_box(const CUtensorMap& map, const int (&first)[4], const void* from_smem);
+void add_floats(float* to_gmem, const float* from_smem, size_t count);
 void finish_stores();
 
 void copy_async(void* to_smem, const void* from_gmem, size_t bytes, bool is_valid);
