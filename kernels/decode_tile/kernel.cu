@@ -18,8 +18,7 @@
 
 using fa::PackedTile, fa::PackedTiles, fa::Plan, fa::STEP_KEYS, fa::WARP;
 
-constexpr int WARPS = 4, THREADS = WARPS * WARP;
-constexpr int TILE_KEYS = 64;
+constexpr int WARPS = 4, THREADS = WARPS * WARP, TILE_KEYS = 64;
 
 template <int HEAD_DIM, int ROW_TILES>
 struct Smem {
@@ -70,8 +69,7 @@ __global__ void __launch_bounds__(THREADS) decode_tile_kernel(const fa::Params p
   using BlockSmem = Smem<HEAD_DIM, ROW_TILES>;
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   auto& smem = *reinterpret_cast<BlockSmem*>(smem_bytes);
-  constexpr int D_TILES = HEAD_DIM / fa::MMA_N / WARPS;  // 8-column tiles of O per warp
-  constexpr int STEP_CHUNKS = STEP_KEYS * BlockSmem::CHUNKS;
+  constexpr int STEP_CHUNKS = STEP_KEYS * BlockSmem::CHUNKS, D_TILES = HEAD_DIM / fa::MMA_N / WARPS;  // 8-column tiles of O per warp
   const fa::Thread thread;
   PackedTile tile = fa::make_packed_tile(params, tiles, BlockSmem::ROWS);
   fa::divide_keys(tile, params, tiles);
