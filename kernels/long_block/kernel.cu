@@ -22,8 +22,13 @@
 
 using fa::BOX_COLUMNS, fa::GROUP_M, fa::GROUP_THREADS, fa::MMA_M, fa::QUAD, fa::WARP;
 
-// The barriers of this kernel.  Each guarantees that TMA has written Q, or a tile of K or V.
-enum Barrier { NONE, Q_FULL, K_FULL, V_FULL };
+// The barriers of this kernel and what each guarantees.
+enum Barrier {
+  NONE,
+  Q_FULL,    // TMA has written Q
+  K_FULL,    // TMA has written a tile of K
+  V_FULL     // TMA has written a tile of V
+};
 
 template <typename T, typename SHAPE>
 struct Smem {
