@@ -1,5 +1,5 @@
 // decode_paged: K and V in pages, with block tables, and sequences of any lengths, which only the device knows; one source for
-// decode_paged and decode_window.
+// decode_paged, decode_window and decode_invariant.
 // step:    each warp looks up the page of its next step of 16 keys one step ahead, and each block reads the length of its sequence
 // because: servers keep K and V in pages, and lengths grow on the device; decode_cluster needs rows at one distance and one length
 // expect:  with pages of 16 keys, 0.5 us more than decode_cluster: the first lookup and the length are two loads, one after another,
@@ -107,6 +107,8 @@ decode_paged_kernel(const fa::Params call, const Cache cache, const Split split,
   if constexpr (TAKES_WINDOW) {
     window.first_begin += params.seq_k - call.seq_k;
     fa::divide_keys(tile, params, window.first_begin + static_cast<int>(fa::query_of(params, tile.first_row)));
+  } else if constexpr (INVARIANT) {
+    fa::take_fixed_keys(tile, params, split.tiles.even_steps);
   } else {
     fa::divide_keys(tile, params);
   }
@@ -184,6 +186,15 @@ template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES>
 using Launcher =
     fa::ClusterLauncher<&decode_paged_kernel<T, WARPS, HEAD_DIM, ROW_TILES>, WARPS, sizeof(Smem<WARPS, HEAD_DIM, ROW_TILES>)>;
 
+// The clusters of a tile, and the steps of a block if they do not depend on the sequence.
+template <typename Wide>
+Plan plan_of(const FaForwardArgs* args, uint32_t* steps_per_block) {
+  *steps_per_block = 0;
+  if (INVARIANT) return fa::make_invariant_plan(args, steps_per_block);
+  const FaForwardArgs visible = fa::with_visible_keys(args);
+  return fa::make_plan<Wide>(&visible, fa::MAX_CLUSTERS);
+}
+
 size_t workspace_bytes(const Plan& plan) {
   if (plan.clusters == 1) return 0;
   return (plan.tiles << plan.cluster_log2) * plan.clusters * plan.vectors_per_block * PACKETS * sizeof(Packet);
@@ -200,14 +211,14 @@ int launch_tiles(const FaForwardArgs* args, cudaStream_t stream) {
   if (int status = Wide::set_up(args)) return status;
   if (int status = Narrow::set_up(args)) return status;
   const fa::Window window = fa::make_window(args, &params);
-  const FaForwardArgs visible = fa::with_visible_keys(args);
-  const Plan plan = fa::make_plan<Wide>(&visible, fa::MAX_CLUSTERS);
+  uint32_t steps_per_block;
+  const Plan plan = plan_of<Wide>(args, &steps_per_block);
   if (args->workspace_bytes < workspace_bytes(plan) || reinterpret_cast<uintptr_t>(args->workspace) % alignof(Packet) != 0) {
     return fa_refuse(args, "the workspace has %llu bytes at %p; it needs %zu bytes, aligned to %zu",
                      static_cast<unsigned long long>(args->workspace_bytes), args->workspace, workspace_bytes(plan), alignof(Packet));
   }
-  const Split split = {static_cast<Packet*>(args->workspace), fa::packed_tiles(args, plan), plan.cluster_log2, plan.clusters,
-                       plan.clusters};
+  Split split = {static_cast<Packet*>(args->workspace), fa::packed_tiles(args, plan), plan.cluster_log2, plan.clusters, plan.clusters};
+  split.tiles.even_steps = steps_per_block;
   return plan.is_wide ? Wide::launch(plan, stream, params, cache, split, window) : Narrow::launch(plan, stream, params, cache, split, window);
 }
 
@@ -219,8 +230,8 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
 template <typename T, int HEAD_DIM, int ROW_TILES>
 size_t workspace_of(const FaForwardArgs* args) {
   using Wide = Launcher<T, WIDE, HEAD_DIM, ROW_TILES>;
-  const FaForwardArgs visible = fa::with_visible_keys(args);
-  return Wide::set_up(args) == 0 ? workspace_bytes(fa::make_plan<Wide>(&visible, fa::MAX_CLUSTERS)) : 0;
+  uint32_t steps_per_block;
+  return Wide::set_up(args) == 0 ? workspace_bytes(plan_of<Wide>(args, &steps_per_block)) : 0;
 }
 
 FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) {

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.gpu.inputs import make_inputs
 from tests.emulator.conftest import Build, complaints
 from tests.emulator.emulated import Schedule
 from tests.tiers import nightly_after
 
 pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 
-RUNG, E4M3_RUNG, WINDOW_RUNG = "decode_paged", "decode_e4m3", "decode_window"
+RUNG, E4M3_RUNG, WINDOW_RUNG, INVARIANT_RUNG = "decode_paged", "decode_e4m3", "decode_window", "decode_invariant"
 # Shapes, the number of SMs, and how many blocks are resident at once.
 CASES = (
     ("b4h8s1d64-fp16-kv2-sk1008-var1-page16", 24, 24),
@@ -90,6 +92,29 @@ def test_windows_and_sinks_are_right(build: Build, number: int) -> None:
     shape, sms, resident_blocks = WINDOW_CASES[number]
     kernel = build(WINDOW_RUNG, parse_case(f"{shape}-seed0").head_dim)
     assert complaints(kernel, shape, Schedule(number, sms, number % 3 / 2, resident_blocks), calls=1 + number % 2) == []
+
+
+@pytest.mark.parametrize("number", nightly_after(0, range(7)))
+def test_fixed_keys_are_right(build: Build, number: int) -> None:
+    """So are they if the keys of a block do not depend on the sequence."""
+    shape, sms, resident_blocks = CASES[number]
+    kernel = build(INVARIANT_RUNG, parse_case(f"{shape}-seed0").head_dim)
+    assert complaints(kernel, shape, Schedule(number, sms, number % 3 / 2, resident_blocks), calls=1 + number % 2) == []
+
+
+@pytest.mark.nightly
+def test_the_bits_of_a_sequence_depend_on_no_other_one(build: Build) -> None:
+    """A sequence alone has the same bits as among others; with decode_paged, it does not."""
+    batch, alone = (parse_case(f"b{size}h16s8d64-fp16-causal_br-kv2-sk1500-seed0") for size in (3, 1))
+    inputs = make_inputs(batch, torch.device("cpu"))
+    own = inputs._replace(q=inputs.q[1:2], k=inputs.k[1:2], v=inputs.v[1:2])
+    same = {}
+    for name in (INVARIANT_RUNG, RUNG):
+        kernel = build(name, 64)
+        among_others = kernel(batch, inputs, Schedule(0, 48, 0.5, 48))
+        by_itself = kernel(alone, own, Schedule(1, 48, 0.5, 48))
+        same[name] = all(torch.equal(both[1:2], single) for both, single in zip(among_others, by_itself, strict=True))
+    assert same == {INVARIANT_RUNG: True, RUNG: False}
 
 
 @pytest.mark.nightly

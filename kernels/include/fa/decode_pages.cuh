@@ -50,6 +50,15 @@ __device__ __forceinline__ void divide_keys(PackedTile& tile, const Params& para
   tile.steps = even_steps + (blockIdx.x < remaining_steps ? 1 : 0);
 }
 
+// Gives this block the same keys for any number of other ones: its `steps` steps, as far as a row of the tile sees them.
+__device__ __forceinline__ void take_fixed_keys(PackedTile& tile, const Params& params, uint32_t steps) {
+  const int last_query = query_of(params, tile.first_row + tile.rows - 1);
+  tile.visible = max(0, min(params.seq_k, params.first_diagonal + last_query));
+  const int all_steps = (tile.visible + STEP_KEYS - 1) / STEP_KEYS;
+  tile.first_step = blockIdx.x * steps;
+  tile.steps = max(0, min(static_cast<int>(steps), all_steps - tile.first_step));
+}
+
 // Fills `cache` and returns FA_OK, or refuses the call.
 inline int make_cache(const FaForwardArgs* args, Cache* cache) {
   const FaForwardArgs all = fa_copy_args(args);
