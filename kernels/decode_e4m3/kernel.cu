@@ -182,11 +182,7 @@ struct Attention {
   __device__ __forceinline__ float run(int first_step) {
     int last_key = first_step * STEP_KEYS + STEP_KEYS - 1;
     for (int i = 0, stage = 0; i < ring.steps; i += AT_ONCE, stage = stage + 1 < DEPTH ? stage + 1 : 0) {
-      if (i + AT_ONCE <= ring.steps) {
-        add_steps<AT_ONCE>(i, stage, last_key);
-      } else {
-        add_steps<1>(i, stage, last_key);
-      }
+      i + AT_ONCE <= ring.steps ? add_steps<AT_ONCE>(i, stage, last_key) : add_steps<1>(i, stage, last_key);
       last_key += AT_ONCE * WARPS * STEP_KEYS;
     }
     return fa::HAS_MISTAKE<fa::V_SCALES> ? 1.0f : largest.value;
