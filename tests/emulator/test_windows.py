@@ -10,7 +10,7 @@ import torch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.claims import claim_cases
 from pytest_fa.gpu.inputs import make_inputs
-from tests.emulator.conftest import Build, complaints
+from tests.emulator.conftest import Build, bits_of, complaints
 from tests.emulator.emulated import Schedule
 from tests.tiers import nightly_after, nightly_but
 
@@ -117,6 +117,13 @@ def test_hidden_tiles_are_not_read(build: Build, rung: str, defines: dict[str, i
     for tensor in (inputs.k, inputs.v):
         tensor[:, :, : 5 * 64] = tensor[:, :, 9 * 64 :] = math.nan
     assert all(map(torch.equal, kernel(case, inputs, Schedule()), expected))
+
+
+def test_a_window_that_is_a_causal_mask_has_its_shape_of_work_tiles(build: Build) -> None:
+    """The costs of short windows choose another shape, which adds in another order."""
+    mask, window = (parse_case(f"b1h1s96d64-fp16-{hidden}-seed0") for hidden in ("causal", "win95_0"))
+    kernel, schedule = build(LONG_RUNG, 64), Schedule(sms=1)
+    assert all(map(torch.equal, bits_of(kernel, mask, schedule), bits_of(kernel, window, schedule)))
 
 
 @pytest.mark.parametrize("name", nightly_but(MISTAKES, "wrong_window_begin_too_late"))

@@ -1,0 +1,63 @@
+"""The work tiles of a masked call, as they are dealt to the blocks, compiled for the CPU."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.build.command import INCLUDE
+from pytest_fa.build.toolchain import find_toolchain
+
+KERNELS = Path(__file__).parents[2] / "kernels"
+# Prints how many key tiles the block with the most work has, in percent of the mean of 132 blocks.
+PROGRAM = r"""
+#include <cstdio>
+
+#include "fa/sections.h"
+
+const uint3 blockIdx = {};  // not used
+const dim3 gridDim = {};
+#include "fa/schedule.cuh"
+
+struct Shape {
+  static constexpr int BLOCK_M = 192, BLOCK_N = 80;
+};
+struct Params {
+  int section_heads, m_blocks, batch_heads, seq_q, seq_k, first_diagonal;
+};
+
+int main(int, char** words) {
+  const bool is_causal = words[1][0] == 'c';
+  FaForwardArgs args = {};
+  args.struct_size = sizeof(args);
+  args.batch = 4, args.heads = 32, args.kv_heads = 8, args.seq_q = args.seq_k = 4096, args.head_dim = 128;
+  args.causal = is_causal ? FA_CAUSAL_BOTTOM_RIGHT : FA_CAUSAL_NONE;
+  args.features = is_causal ? 0 : FA_WINDOW_RIGHT;
+  const Params params = {fa::section_heads_of(&args, 2), (4096 + 191) / 192, 4 * 32, 4096, 4096, 1};
+  const int blocks = 132, work_tiles = params.m_blocks * params.batch_heads;
+  int most = 0, all = 0;
+  for (int block = 0; block < blocks; ++block) {
+    int own = 0;
+    for (int round = 0, number; (number = fa::dealt_number(round, block, blocks)) < work_tiles; ++round) {
+      own += fa::make_work_tile<Shape>(params, number).key_tiles;
+    }
+    most = own > most ? own : most, all += own;
+  }
+  std::printf("%d\n", most * 100 / (all / blocks));
+}
+"""
+
+
+@pytest.mark.needs_nvcc  # for the headers of CUDA
+@pytest.mark.parametrize("hidden", ["causal mask", "window"])
+def test_all_blocks_get_nearly_the_same_work(tmp_path: Path, shared_cache: Path, hidden: str) -> None:
+    """So they do where the period of the lengths, 44 work tiles of two heads, divides the number of blocks."""
+    cuda, source, program = Path(find_toolchain(shared_cache).home), tmp_path / "balance.cpp", tmp_path / "balance"
+    source.write_text(PROGRAM, encoding="utf-8")
+    folders = (KERNELS / "include", INCLUDE, cuda / "include", *cuda.glob("targets/*/include"))
+    command = ["g++", "-std=c++17", "-w", *(f"-I{folder}" for folder in folders), str(source), "-o", str(program)]
+    subprocess.run(command, check=True, timeout=120)
+    run = subprocess.run([str(program), hidden], capture_output=True, text=True, check=True, timeout=60)
+    assert int(run.stdout) <= 105
