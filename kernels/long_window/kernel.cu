@@ -1,4 +1,5 @@
-// long_window: windows and attention sinks; key tiles that no query of a warpgroup sees are skipped on both sides.
+// long_window: windows and attention sinks; key tiles that no query of a warpgroup sees are skipped on both sides; one source for
+// long_window, long_heads, long_cap and long_ragged.
 // step:    windows and attention sinks: a work tile has a first key tile, too, and a warpgroup masks the tiles at both ends of its
 //          keys; the sink is one more score, added after the last tile
 // because: many models let a query see only the latest keys, and give each head a sink; long_causal refuses both
@@ -8,7 +9,8 @@
 //          other's start and end
 // tile:    as in long_shapes; with short windows also 64 queries x 64 keys with three blocks per SM
 // takes:   fp16 and bf16, D = 64 and 128 (long_heads: 80 to 256), any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks,
-//          windows, sinks (long_cap: soft caps), grouped heads; rows contiguous and 16-byte aligned, with strides that TMA accepts
+//          windows, sinks (long_cap: soft caps; long_ragged: lengths of each sequence, padded or behind one another), grouped heads;
+//          rows contiguous and 16-byte aligned, with strides that TMA accepts
 #include "fa/entry.h"
 #include "fa/hopper.cuh"
 #include "fa/integer_softmax.cuh"
@@ -16,6 +18,7 @@
 #include "fa/omit.cuh"
 #include "fa/producer.cuh"
 #include "fa/products.cuh"
+#include "fa/ragged.cuh"
 #include "fa/ring.cuh"
 #include "fa/schedule.cuh"
 #include "fa/shape.cuh"
@@ -43,11 +46,13 @@ enum Mistake {
   BEGIN_NOT_MASKED,  // no key before a window is hidden, only whole tiles are skipped
   BEGIN_TOO_LATE,    // the tile in which the window of a warpgroup begins is skipped
   SINK_NOT_IN_MAX,   // the sink is added to the row sum, but is not in the row max
+  TAIL_NOT_CLEARED,  // rows of V behind the last key of a sequence are not cleared
+  STORES_WHOLE,      // rows behind the last query of a sequence are stored, too
 };
 
 constexpr int FIRST_TURN_BARRIER = 1, FIRST_GROUP_BARRIER = 8;  // named barriers, one per computing warpgroup
 
-struct Params : fa::TileParams {
+struct Params : fa::TileParams, std::conditional_t<TAKES_RAGGED, fa::RaggedParams, fa::NotRagged> {
   int first_begin;    // query i sees no key before first_begin + i
   const float* sink;  // [heads], or nullptr
   float cap_factor;   // scale / soft cap; 0 without a soft cap
@@ -92,8 +97,9 @@ template <typename SHAPE>
 struct WindowTiles : fa::Dealt {
   const Params& params;
   __device__ __forceinline__ explicit WindowTiles(const Params& params) : params(params) {}
-  __device__ __forceinline__ fa::KeyTiles key_tiles(const fa::WorkTile& work, int) const {
-    return {min(work.key_tiles - 1, first_key_tile<SHAPE>(params, work.first_query)), work.key_tiles};
+  template <typename TILE>
+  __device__ __forceinline__ fa::KeyTiles key_tiles(const TILE& work, int) const {
+    return {min(work.key_tiles - 1, first_key_tile<SHAPE>(fa::own_params(params, work), work.first_query)), work.key_tiles};
   }
 };
 
@@ -175,9 +181,9 @@ __device__ __forceinline__ void release_unread(SMEM& smem, const fa::Ring<STAGES
 
 // A computing warpgroup: 64 queries of each work tile of this block.
 template <typename T, typename SHAPE>
-__device__ __forceinline__ void compute(const Params& params, const CUtensorMap& o_map, Smem<T, SHAPE>& smem, int group) {
+__device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o_map, Smem<T, SHAPE>& smem, int group) {
   constexpr int HEAD_DIM = SHAPE::HEAD_DIM, BLOCK_N = SHAPE::BLOCK_N, STAGES = SHAPE::STAGES;
-  const WindowTiles<SHAPE> deal(params);
+  const WindowTiles<SHAPE> deal(call);
   const int thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int lane_row = thread_in_group / WARP * MMA_M + lane / QUAD;  // this lane holds rows lane_row and lane_row + 8
   const uint64_t q = fa::wgmma_descriptor(smem.q[group]);
@@ -198,8 +204,9 @@ __device__ __forceinline__ void compute(const Params& params, const CUtensorMap&
   if (HAS_TURNS && group == 0) fa::barrier_arrive<2 * GROUP_THREADS>(own_turn);  // the first turn
 
 #pragma unroll 1
-  for (int round = 0, number; (number = deal.number(round)) < params.work_tiles; ++round) {
-    const fa::WorkTile work = fa::make_work_tile<SHAPE>(params, number);
+  for (int round = 0, number; (number = deal.number(round)) < call.work_tiles; ++round) {
+    const auto work = fa::find_work_tile<SHAPE>(call, number);
+    const auto& params = fa::own_params(call, work);
     const fa::KeyTiles keys = deal.key_tiles(work, round);
     const int group_query = work.first_query + group * GROUP_M, query = group_query + lane_row;
     float o[SHAPE::O_TILES][4] = {};
@@ -236,6 +243,13 @@ __device__ __forceinline__ void compute(const Params& params, const CUtensorMap&
         softmax.raise_m(s, params.scale_log2, params.inverse_scale_log2);
         softmax.exponentials(s, params.scale_log2);
         fa::round_p<T>(p, s);
+        if constexpr (TAKES_RAGGED && MISTAKE != TAIL_NOT_CLEARED) {
+          const int tail = params.seq_k - j * BLOCK_N;
+          if (tail < BLOCK_N) {
+            fa::wait<V_FULL>(&smem.v_full[ring.stage], ring.phase);
+            fa::clear_tail<SHAPE>(smem.v[ring.stage], tail, FIRST_GROUP_BARRIER + group, thread_in_group);
+          }
+        }
         const fa::Ring<STAGES> next = ring.next();
         if (j > tiles.first) fa::wait<K_FULL>(&smem.k_full[next.stage], next.phase);
         --j;
@@ -292,9 +306,15 @@ __device__ __forceinline__ void compute(const Params& params, const CUtensorMap&
 
     const fa::Head head = fa::make_head(params, work.batch_head);
     if (params.sink != nullptr) add_sink(o, softmax, __ldg(params.sink + head.query_head) * CUDART_L2E_F, lane);
-    fa::normalise(o, softmax, params, head, query, lane);
-    fa::store_o<O_WRITTEN, SHAPE::O_TILES>(o_smem<T, SHAPE>(smem, group), o, o_map, params, head, work.first_query, group,
-                                           FIRST_GROUP_BARRIER + group, thread_in_group, lane);
+    if constexpr (TAKES_RAGGED) {
+      const fa::RaggedTile again = fa::find_work_tile_again<SHAPE>(call, number);
+      fa::store_ragged<O_WRITTEN, MISTAKE == STORES_WHOLE>(o_smem<T, SHAPE>(smem, group), o, softmax, o_map, call, again, head, group,
+                                                           lane_row, FIRST_GROUP_BARRIER + group, thread_in_group, lane);
+    } else {
+      fa::normalise(o, softmax, params, head, query, lane);
+      fa::store_o<O_WRITTEN, SHAPE::O_TILES>(o_smem<T, SHAPE>(smem, group), o, o_map, params, head, work.first_query, group,
+                                             FIRST_GROUP_BARRIER + group, thread_in_group, lane);
+    }
     if (SHAPE::O_OVER_Q) {
       if (thread_in_group == 0) fa::cp_async_bulk_wait_group_read();  // TMA has read O
       fa::release<Q_EMPTY>(&smem.q_empty);
@@ -346,6 +366,7 @@ int make_window_params(const FaForwardArgs* args, Params* params) {
     params->inverse_scale_log2 = 1.0f / params->scale_log2;
     params->is_negated = false;
   }
+  if constexpr (TAKES_RAGGED) return fa::make_ragged_params(args, params);
   return FA_OK;
 }
 
@@ -353,7 +374,8 @@ template <typename T, typename SHAPE>
 int launch_shape(const FaForwardArgs* args, cudaStream_t stream) {
   Params params;
   if (int status = make_window_params<SHAPE>(args, &params)) return status;
-  return fa::launch_persistent<&long_window_kernel<T, SHAPE>, SHAPE, sizeof(Smem<T, SHAPE>)>(args, params, stream);
+  const FaForwardArgs tensors = fa::tensors_of(args);
+  return fa::launch_persistent<&long_window_kernel<T, SHAPE>, SHAPE, sizeof(Smem<T, SHAPE>)>(&tensors, params, stream);
 }
 
 // Estimates the time of a call.  Returns infinity if the shape refuses the call.
@@ -411,4 +433,5 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   return ShapesOf<HEAD_DIM>::type::template launch<T>(args, stream);
 }
 
-FA_FORWARD_WITH(FA_WINDOW_LEFT | FA_WINDOW_RIGHT | FA_SINK | (TAKES_CAP ? FA_SOFTCAP : 0), launch)
+constexpr uint32_t LENGTHS = FA_SEQLENS_Q | FA_SEQLENS_K | FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K;
+FA_FORWARD_WITH(FA_WINDOW_LEFT | FA_WINDOW_RIGHT | FA_SINK | (TAKES_CAP ? FA_SOFTCAP : 0) | (TAKES_RAGGED ? LENGTHS : 0), launch)
