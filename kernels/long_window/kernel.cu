@@ -9,8 +9,8 @@
 //          other's start and end
 // tile:    as in long_shapes; with short windows also 64 queries x 64 keys with three blocks per SM
 // takes:   fp16 and bf16, D = 64 and 128 (long_heads: 80 to 256), any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks,
-//          windows, sinks (long_cap: soft caps; long_ragged: lengths of each sequence, padded or behind one another), grouped heads;
-//          rows contiguous and 16-byte aligned, with strides that TMA accepts
+//          windows, sinks, grouped heads (long_cap: soft caps; long_ragged: lengths of each sequence, padded, behind one another or with
+//          pages of 16 keys or more); rows contiguous and 16-byte aligned, with strides that TMA accepts
 #include "fa/entry.h"
 #include "fa/hopper.cuh"
 #include "fa/integer_softmax.cuh"
@@ -433,5 +433,5 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   return ShapesOf<HEAD_DIM>::type::template launch<T>(args, stream);
 }
 
-constexpr uint32_t LENGTHS = FA_SEQLENS_Q | FA_SEQLENS_K | FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K;
+constexpr uint32_t LENGTHS = FA_SEQLENS_Q | FA_SEQLENS_K | FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K | FA_BLOCK_TABLE;
 FA_FORWARD_WITH(FA_WINDOW_LEFT | FA_WINDOW_RIGHT | FA_SINK | (TAKES_CAP ? FA_SOFTCAP : 0) | (TAKES_RAGGED ? LENGTHS : 0), launch)

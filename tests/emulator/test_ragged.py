@@ -1,4 +1,4 @@
-"""The long kernel for sequences of any lengths, padded or behind one another, emulated on the CPU."""
+"""The long kernel for sequences of any lengths, padded, behind one another or in pages, emulated on the CPU."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ SHAPES = (
     "b9h2s150d64-fp16-var2-scalem0p7-thd",
     "b2h2s70d64-fp16-sk200-sink",  # without lengths
     "b1h2s70d64-fp16-sk0",
+    "b9h2s70d64-fp16-causal_br-kv1-sk160-var1-page16",
+    "b9h4s150d64-fp16-causal_br-kv2-sk256-var2-page64hnd-thd",
+    "b4h4s70d64-fp16-win37_21-kv2-sk400-var4-page16hnd-sink-bshd",
+    "b9h2s70d128-fp16-causal_br-kv1-sk256-var3-page16-thd",
+    "b4h2s150d128-fp16-kv1-sk512-var1-page256",
     "b9h2s257d128-fp16-causal_br-kv1-sk300-var2-thd",
     "b9h4s129d128-fp16-kv2-var3-thd",
     "b5h2s200d128-fp16-causal_br-sk333-var1-bshd",

@@ -1,11 +1,13 @@
-// Sequences of any lengths, which only the device knows, in kernels whose work tiles are numbered: padded to the longest one, or
-// behind one another.
+// Sequences of any lengths, which only the device knows, in kernels whose work tiles are numbered: padded to the longest one,
+// behind one another, or with keys in pages.
 #pragma once
 
 #include <type_traits>
 
 #include "fa/output_rows.cuh"
+#include "fa/ring.cuh"
 #include "fa/schedule.cuh"
+#include "fa/tile_params.cuh"
 #include "fa/tile_store.cuh"
 #include "fa_forward.h"
 
@@ -35,6 +37,8 @@ struct RaggedParams {
   OutputRows out;
   int64_t lse_rows;    // of a head
   int moves_diagonal;  // the mask ends at the last key of each sequence
+  const int* block_table;  // [batch, table_stride], or nullptr: keys are rows
+  int table_stride, page_log2;
 };
 struct NotRagged {};
 
@@ -87,11 +91,42 @@ struct Origin {
   int row, batch;
 };
 __device__ __forceinline__ Origin origin_of_queries(const WorkTile&, const Head& head) { return {0, head.batch}; }
-__device__ __forceinline__ Origin origin_of_keys(const WorkTile&, const Head& head) { return {0, head.batch}; }
 __device__ __forceinline__ Origin origin_of_queries(const RaggedTile& work, const Head&) {
   return {work.queries.first, work.queries.batch};
 }
-__device__ __forceinline__ Origin origin_of_keys(const RaggedTile& work, const Head&) { return {work.keys.first, work.keys.batch}; }
+
+// Loads tile j of K or V of a key/value head.  Called by one thread.
+template <typename SHAPE, typename T, typename PARAMS>
+__device__ __forceinline__ void load_keys(T* to_smem, const CUtensorMap& map, const PARAMS&, const WorkTile&, int j, const Head& head,
+                                          uint64_t* full_smem) {
+  mbarrier_arrive_expect_tx(full_smem, SHAPE::TILE_BYTES);
+  load_rows<SHAPE::HEAD_DIM, SHAPE::BLOCK_N>(to_smem, map, j * SHAPE::BLOCK_N, head.kv_head, head.batch, full_smem);
+}
+
+// With pages, in boxes of PAGE_ROWS rows, without those behind the last key: their entries of the table may be any number.
+template <typename SHAPE, typename T, typename PARAMS>
+__device__ __forceinline__ void load_keys(T* to_smem, const CUtensorMap& map, const PARAMS& params, const RaggedTile& work, int j,
+                                          const Head& head, uint64_t* full_smem) {
+  constexpr int BLOCK_N = SHAPE::BLOCK_N;
+  if (params.block_table == nullptr) {
+    mbarrier_arrive_expect_tx(full_smem, SHAPE::TILE_BYTES);
+    load_rows<SHAPE::HEAD_DIM, BLOCK_N>(to_smem, map, work.keys.first + j * BLOCK_N, head.kv_head, work.keys.batch, full_smem);
+    return;
+  }
+  const int boxes = (min(BLOCK_N, work.keys.count - j * BLOCK_N) + PAGE_ROWS - 1) / PAGE_ROWS;
+  const int* table = params.block_table + int64_t(work.keys.batch) * params.table_stride;
+  mbarrier_arrive_expect_tx(full_smem, boxes * PAGE_ROWS * SHAPE::TILE_BYTES / BLOCK_N);
+#pragma unroll 1
+  for (int box = 0; box < boxes; ++box) {
+    const int key = j * BLOCK_N + box * PAGE_ROWS, page = __ldg(table + (key >> params.page_log2));
+    const int row = key & ((1 << params.page_log2) - 1);
+#pragma unroll
+    for (int d = 0; d < SHAPE::HEAD_DIM; d += BOX_COLUMNS) {
+      T* box_smem = to_smem + d * BLOCK_N + box * PAGE_ROWS * BOX_COLUMNS;
+      cp_async_bulk_tensor_4d(box_smem, map, d, row, head.kv_head, page, full_smem);
+    }
+  }
+}
 
 // Clears the rows of a tile of V from `rows` on, for all threads of a warpgroup.  They belong to another sequence, or to none, and
 // may hold NaN, and 0 * NaN is NaN.  Several warpgroups may write these zeros.
@@ -136,15 +171,24 @@ __device__ __forceinline__ void store_ragged(T* o_smem, float (&o)[O_TILES][4], 
 template <typename PARAMS>
 int make_ragged_params(const FaForwardArgs* args, PARAMS* params) {
   const FaForwardArgs all = fa_copy_args(args);
-  const bool has_starts = all.features & FA_CU_SEQLENS_Q;
-  if (has_starts != bool(all.features & FA_CU_SEQLENS_K)) {
-    return fa_refuse(args, "the call has one of cu_seqlens_q and cu_seqlens_k; this kernel takes both or none");
+  const bool has_starts = all.features & FA_CU_SEQLENS_Q, has_key_starts = all.features & FA_CU_SEQLENS_K;
+  const bool has_pages = all.features & FA_BLOCK_TABLE;
+  if (has_starts != has_key_starts && !has_pages) {
+    return fa_refuse(args, "the call has one of cu_seqlens_q and cu_seqlens_k, and no pages; this kernel takes both or none");
+  }
+  if (has_pages && (all.page_size < PAGE_ROWS || (all.page_size & (all.page_size - 1)) != 0 || all.block_table_stride > INT32_MAX)) {
+    return fa_refuse(args, "the page size is %lld and a row of the table has %lld entries; the page size must be a power of two from %d on",
+                     static_cast<long long>(all.page_size), static_cast<long long>(all.block_table_stride), PAGE_ROWS);
   }
   params->queries = {has_starts ? all.cu_seqlens_q : all.features & FA_SEQLENS_Q ? all.seqlens_q : nullptr, has_starts};
-  params->keys = {has_starts ? all.cu_seqlens_k : all.features & FA_SEQLENS_K ? all.seqlens_k : nullptr, has_starts};
+  params->keys = {has_key_starts ? all.cu_seqlens_k : all.features & FA_SEQLENS_K ? all.seqlens_k : nullptr, has_key_starts};
   params->out = output_rows_of(args);
   params->lse_rows = has_starts ? all.rows_q : all.seq_q;
   params->moves_diagonal = all.causal == FA_CAUSAL_BOTTOM_RIGHT || all.features & FA_WINDOW_RIGHT;
+  params->block_table = has_pages ? all.block_table : nullptr;
+  params->table_stride = static_cast<int>(all.block_table_stride);
+  params->page_log2 = 0;
+  while (1 << params->page_log2 < all.page_size) ++params->page_log2;
   return FA_OK;
 }
 
@@ -152,8 +196,11 @@ int make_ragged_params(const FaForwardArgs* args, PARAMS* params) {
 inline FaForwardArgs tensors_of(const FaForwardArgs* args) {
   FaForwardArgs all = fa_copy_args(args);
   if (!(all.features & FA_CU_SEQLENS_Q)) return all;
-  all.batch = 1, all.seq_q = all.rows_q, all.seq_k = all.rows_k;
-  for (FaStrides* stride : {&all.q_stride, &all.k_stride, &all.v_stride, &all.out_stride}) stride->batch = stride->seq;
+  all.batch = 1, all.seq_q = all.rows_q;
+  for (FaStrides* stride : {&all.q_stride, &all.out_stride}) stride->batch = stride->seq;
+  if (!(all.features & FA_CU_SEQLENS_K)) return all;
+  all.seq_k = all.rows_k;
+  for (FaStrides* stride : {&all.k_stride, &all.v_stride}) stride->batch = stride->seq;
   return all;
 }
 
