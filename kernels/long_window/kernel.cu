@@ -23,6 +23,7 @@
 #include "fa/schedule.cuh"
 #include "fa/shape.cuh"
 #include "fa/shape_choice.h"
+#include "fa/soft_cap.cuh"
 #include "fa/tile_store.cuh"
 #include "fa/warpgroup.cuh"
 
@@ -117,27 +118,6 @@ __device__ __forceinline__ GroupTiles make_group_tiles(const Params& params, con
   const int begin_of_last = MISTAKE == BEGIN_NOT_MASKED ? 0 : max(0, params.first_begin + end_query - 1);
   const int whole_keys = params.is_negated ? 0 : max(0, min(params.seq_k, params.first_diagonal + first_query));
   return {first, max(first, (begin_of_last + BLOCK_N - 1) / BLOCK_N), max(first, whole_keys / BLOCK_N), end};
-}
-
-// Returns tanh(x), also of a small x with a small relative error.
-__device__ __forceinline__ float tanh_of(float x) {
-  constexpr float SMALL = 0.1f;
-  const float square = x * x, of_small = x + x * square * (square * (2.0f / 15) - 1.0f / 3);
-  const float of_large = 1.0f - __fdividef(2.0f, fa::ex2_approx_ftz(2.0f * CUDART_L2E_F * x) + 1.0f);
-  return fabsf(x) < SMALL ? of_small : of_large;
-}
-
-// Replaces the scores by tanh(scale / soft cap * score), if there is a soft cap, which then is their scale.
-template <int S_TILES>
-__device__ __forceinline__ void cap_scores(float (&s)[S_TILES][4], const Params& params) {
-  if constexpr (TAKES_CAP) {
-    if (params.cap_factor == 0.0f) return;
-#pragma unroll
-    for (int n = 0; n < S_TILES; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[n][i] = tanh_of(params.cap_factor * s[n][i]);
-    }
-  }
 }
 
 // Hides the keys before the windows of this lane's rows.
@@ -237,15 +217,14 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
         fa::start_qk<T, HEAD_DIM>(s, q, first_k + ring.stage * STAGE_STEP);
         fa::wgmma_wait_group<0>(s);
         fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
-        cap_scores(s, params);
+        if constexpr (TAKES_CAP) fa::cap_scores(s, params);
         fa::mask(s, params, query, j * BLOCK_N, lane);
         mask_begin(s, params, query, j * BLOCK_N, lane);
         softmax.raise_m(s, params.scale_log2, params.inverse_scale_log2);
         softmax.exponentials(s, params.scale_log2);
         fa::round_p<T>(p, s);
         if constexpr (TAKES_RAGGED && MISTAKE != TAIL_NOT_CLEARED) {
-          const int tail = params.seq_k - j * BLOCK_N;
-          if (tail < BLOCK_N) {
+          if (const int tail = params.seq_k - j * BLOCK_N; tail < BLOCK_N) {
             fa::wait<V_FULL>(&smem.v_full[ring.stage], ring.phase);
             fa::clear_tail<SHAPE>(smem.v[ring.stage], tail, FIRST_GROUP_BARRIER + group, thread_in_group);
           }
@@ -267,7 +246,7 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
         pass_turn();
         fa::wgmma_wait_group<1>(s);
         fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
-        cap_scores(s, params);
+        if constexpr (TAKES_CAP) fa::cap_scores(s, params);
         if (decltype(is_masked)::value) {
           fa::mask(s, params, query, j * BLOCK_N, lane);
           mask_begin(s, params, query, j * BLOCK_N, lane);
@@ -357,15 +336,7 @@ int make_window_params(const FaForwardArgs* args, Params* params) {
   if (all.features & FA_WINDOW_LEFT) params->first_begin = limited(shift - limited(all.window_left));
   if (all.features & FA_WINDOW_RIGHT) params->first_diagonal = limited(shift + limited(all.window_right) + 1);
   params->sink = all.features & FA_SINK ? all.sink : nullptr;
-  params->cap_factor = 0.0f;
-  if (all.features & FA_SOFTCAP && args->scale != 0.0f) {
-    constexpr float MAX_FACTOR = 1e30f, MAX_CAP = 1e38f;  // times zero, they are zero, and MAX_CAP * log2(e) is finite
-    const float cap = std::min(fabsf(all.softcap), MAX_CAP);
-    params->cap_factor = std::clamp(args->scale / cap, -MAX_FACTOR, MAX_FACTOR);
-    params->scale_log2 = cap * CUDART_L2E_F;
-    params->inverse_scale_log2 = 1.0f / params->scale_log2;
-    params->is_negated = false;
-  }
+  fa::set_cap(all, params);
   if constexpr (TAKES_RAGGED) return fa::make_ragged_params(args, params);
   return FA_OK;
 }
