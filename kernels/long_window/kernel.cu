@@ -1,4 +1,5 @@
-// long_window: windows and attention sinks; key tiles that no query of a warpgroup sees are skipped on both sides.
+// long_window: windows and attention sinks; key tiles that no query of a warpgroup sees are skipped on both sides; one source for
+// long_window, long_heads, long_cap and long_ragged.
 // step:    windows and attention sinks: a work tile has a first key tile, too, and a warpgroup masks the tiles at both ends of its
 //          keys; the sink is one more score, added after the last tile
 // because: many models let a query see only the latest keys, and give each head a sink; long_causal refuses both
@@ -8,7 +9,8 @@
 //          other's start and end
 // tile:    as in long_shapes; with short windows also 64 queries x 64 keys with three blocks per SM
 // takes:   fp16 and bf16, D = 64 and 128 (long_heads: 80 to 256), any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks,
-//          windows, sinks (long_cap: soft caps), grouped heads; rows contiguous and 16-byte aligned, with strides that TMA accepts
+//          windows, sinks, grouped heads (long_cap: soft caps; long_ragged: lengths of each sequence, padded, behind one another or with
+//          pages of 16 keys or more); rows contiguous and 16-byte aligned, with strides that TMA accepts
 #include "fa/entry.h"
 #include "fa/hopper.cuh"
 #include "fa/integer_softmax.cuh"
@@ -16,10 +18,12 @@
 #include "fa/omit.cuh"
 #include "fa/producer.cuh"
 #include "fa/products.cuh"
+#include "fa/ragged.cuh"
 #include "fa/ring.cuh"
 #include "fa/schedule.cuh"
 #include "fa/shape.cuh"
 #include "fa/shape_choice.h"
+#include "fa/soft_cap.cuh"
 #include "fa/tile_store.cuh"
 #include "fa/warpgroup.cuh"
 
@@ -43,11 +47,13 @@ enum Mistake {
   BEGIN_NOT_MASKED,  // no key before a window is hidden, only whole tiles are skipped
   BEGIN_TOO_LATE,    // the tile in which the window of a warpgroup begins is skipped
   SINK_NOT_IN_MAX,   // the sink is added to the row sum, but is not in the row max
+  TAIL_NOT_CLEARED,  // rows of V behind the last key of a sequence are not cleared
+  STORES_WHOLE,      // rows behind the last query of a sequence are stored, too
 };
 
 constexpr int FIRST_TURN_BARRIER = 1, FIRST_GROUP_BARRIER = 8;  // named barriers, one per computing warpgroup
 
-struct Params : fa::TileParams {
+struct Params : fa::TileParams, std::conditional_t<TAKES_RAGGED, fa::RaggedParams, fa::NotRagged> {
   int first_begin;    // query i sees no key before first_begin + i
   const float* sink;  // [heads], or nullptr
   float cap_factor;   // scale / soft cap; 0 without a soft cap
@@ -92,8 +98,9 @@ template <typename SHAPE>
 struct WindowTiles : fa::Dealt {
   const Params& params;
   __device__ __forceinline__ explicit WindowTiles(const Params& params) : params(params) {}
-  __device__ __forceinline__ fa::KeyTiles key_tiles(const fa::WorkTile& work, int) const {
-    return {min(work.key_tiles - 1, first_key_tile<SHAPE>(params, work.first_query)), work.key_tiles};
+  template <typename TILE>
+  __device__ __forceinline__ fa::KeyTiles key_tiles(const TILE& work, int) const {
+    return {min(work.key_tiles - 1, first_key_tile<SHAPE>(fa::own_params(params, work), work.first_query)), work.key_tiles};
   }
 };
 
@@ -111,27 +118,6 @@ __device__ __forceinline__ GroupTiles make_group_tiles(const Params& params, con
   const int begin_of_last = MISTAKE == BEGIN_NOT_MASKED ? 0 : max(0, params.first_begin + end_query - 1);
   const int whole_keys = params.is_negated ? 0 : max(0, min(params.seq_k, params.first_diagonal + first_query));
   return {first, max(first, (begin_of_last + BLOCK_N - 1) / BLOCK_N), max(first, whole_keys / BLOCK_N), end};
-}
-
-// Returns tanh(x), also of a small x with a small relative error.
-__device__ __forceinline__ float tanh_of(float x) {
-  constexpr float SMALL = 0.1f;
-  const float square = x * x, of_small = x + x * square * (square * (2.0f / 15) - 1.0f / 3);
-  const float of_large = 1.0f - __fdividef(2.0f, fa::ex2_approx_ftz(2.0f * CUDART_L2E_F * x) + 1.0f);
-  return fabsf(x) < SMALL ? of_small : of_large;
-}
-
-// Replaces the scores by tanh(scale / soft cap * score), if there is a soft cap, which then is their scale.
-template <int S_TILES>
-__device__ __forceinline__ void cap_scores(float (&s)[S_TILES][4], const Params& params) {
-  if constexpr (TAKES_CAP) {
-    if (params.cap_factor == 0.0f) return;
-#pragma unroll
-    for (int n = 0; n < S_TILES; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[n][i] = tanh_of(params.cap_factor * s[n][i]);
-    }
-  }
 }
 
 // Hides the keys before the windows of this lane's rows.
@@ -175,9 +161,9 @@ __device__ __forceinline__ void release_unread(SMEM& smem, const fa::Ring<STAGES
 
 // A computing warpgroup: 64 queries of each work tile of this block.
 template <typename T, typename SHAPE>
-__device__ __forceinline__ void compute(const Params& params, const CUtensorMap& o_map, Smem<T, SHAPE>& smem, int group) {
+__device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o_map, Smem<T, SHAPE>& smem, int group) {
   constexpr int HEAD_DIM = SHAPE::HEAD_DIM, BLOCK_N = SHAPE::BLOCK_N, STAGES = SHAPE::STAGES;
-  const WindowTiles<SHAPE> deal(params);
+  const WindowTiles<SHAPE> deal(call);
   const int thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int lane_row = thread_in_group / WARP * MMA_M + lane / QUAD;  // this lane holds rows lane_row and lane_row + 8
   const uint64_t q = fa::wgmma_descriptor(smem.q[group]);
@@ -198,8 +184,9 @@ __device__ __forceinline__ void compute(const Params& params, const CUtensorMap&
   if (HAS_TURNS && group == 0) fa::barrier_arrive<2 * GROUP_THREADS>(own_turn);  // the first turn
 
 #pragma unroll 1
-  for (int round = 0, number; (number = deal.number(round)) < params.work_tiles; ++round) {
-    const fa::WorkTile work = fa::make_work_tile<SHAPE>(params, number);
+  for (int round = 0, number; (number = deal.number(round)) < call.work_tiles; ++round) {
+    const auto work = fa::find_work_tile<SHAPE>(call, number);
+    const auto& params = fa::own_params(call, work);
     const fa::KeyTiles keys = deal.key_tiles(work, round);
     const int group_query = work.first_query + group * GROUP_M, query = group_query + lane_row;
     float o[SHAPE::O_TILES][4] = {};
@@ -230,12 +217,18 @@ __device__ __forceinline__ void compute(const Params& params, const CUtensorMap&
         fa::start_qk<T, HEAD_DIM>(s, q, first_k + ring.stage * STAGE_STEP);
         fa::wgmma_wait_group<0>(s);
         fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
-        cap_scores(s, params);
+        if constexpr (TAKES_CAP) fa::cap_scores(s, params);
         fa::mask(s, params, query, j * BLOCK_N, lane);
         mask_begin(s, params, query, j * BLOCK_N, lane);
         softmax.raise_m(s, params.scale_log2, params.inverse_scale_log2);
         softmax.exponentials(s, params.scale_log2);
         fa::round_p<T>(p, s);
+        if constexpr (TAKES_RAGGED && MISTAKE != TAIL_NOT_CLEARED) {
+          if (const int tail = params.seq_k - j * BLOCK_N; tail < BLOCK_N) {
+            fa::wait<V_FULL>(&smem.v_full[ring.stage], ring.phase);
+            fa::clear_tail<SHAPE>(smem.v[ring.stage], tail, FIRST_GROUP_BARRIER + group, thread_in_group);
+          }
+        }
         const fa::Ring<STAGES> next = ring.next();
         if (j > tiles.first) fa::wait<K_FULL>(&smem.k_full[next.stage], next.phase);
         --j;
@@ -253,7 +246,7 @@ __device__ __forceinline__ void compute(const Params& params, const CUtensorMap&
         pass_turn();
         fa::wgmma_wait_group<1>(s);
         fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
-        cap_scores(s, params);
+        if constexpr (TAKES_CAP) fa::cap_scores(s, params);
         if (decltype(is_masked)::value) {
           fa::mask(s, params, query, j * BLOCK_N, lane);
           mask_begin(s, params, query, j * BLOCK_N, lane);
@@ -292,9 +285,15 @@ __device__ __forceinline__ void compute(const Params& params, const CUtensorMap&
 
     const fa::Head head = fa::make_head(params, work.batch_head);
     if (params.sink != nullptr) add_sink(o, softmax, __ldg(params.sink + head.query_head) * CUDART_L2E_F, lane);
-    fa::normalise(o, softmax, params, head, query, lane);
-    fa::store_o<O_WRITTEN, SHAPE::O_TILES>(o_smem<T, SHAPE>(smem, group), o, o_map, params, head, work.first_query, group,
-                                           FIRST_GROUP_BARRIER + group, thread_in_group, lane);
+    if constexpr (TAKES_RAGGED) {
+      const fa::RaggedTile again = fa::find_work_tile_again<SHAPE>(call, number);
+      fa::store_ragged<O_WRITTEN, MISTAKE == STORES_WHOLE>(o_smem<T, SHAPE>(smem, group), o, softmax, o_map, call, again, head, group,
+                                                           lane_row, FIRST_GROUP_BARRIER + group, thread_in_group, lane);
+    } else {
+      fa::normalise(o, softmax, params, head, query, lane);
+      fa::store_o<O_WRITTEN, SHAPE::O_TILES>(o_smem<T, SHAPE>(smem, group), o, o_map, params, head, work.first_query, group,
+                                             FIRST_GROUP_BARRIER + group, thread_in_group, lane);
+    }
     if (SHAPE::O_OVER_Q) {
       if (thread_in_group == 0) fa::cp_async_bulk_wait_group_read();  // TMA has read O
       fa::release<Q_EMPTY>(&smem.q_empty);
@@ -337,15 +336,8 @@ int make_window_params(const FaForwardArgs* args, Params* params) {
   if (all.features & FA_WINDOW_LEFT) params->first_begin = limited(shift - limited(all.window_left));
   if (all.features & FA_WINDOW_RIGHT) params->first_diagonal = limited(shift + limited(all.window_right) + 1);
   params->sink = all.features & FA_SINK ? all.sink : nullptr;
-  params->cap_factor = 0.0f;
-  if (all.features & FA_SOFTCAP && args->scale != 0.0f) {
-    constexpr float MAX_FACTOR = 1e30f, MAX_CAP = 1e38f;  // times zero, they are zero, and MAX_CAP * log2(e) is finite
-    const float cap = std::min(fabsf(all.softcap), MAX_CAP);
-    params->cap_factor = std::clamp(args->scale / cap, -MAX_FACTOR, MAX_FACTOR);
-    params->scale_log2 = cap * CUDART_L2E_F;
-    params->inverse_scale_log2 = 1.0f / params->scale_log2;
-    params->is_negated = false;
-  }
+  fa::set_cap(all, params);
+  if constexpr (TAKES_RAGGED) return fa::make_ragged_params(args, params);
   return FA_OK;
 }
 
@@ -353,7 +345,8 @@ template <typename T, typename SHAPE>
 int launch_shape(const FaForwardArgs* args, cudaStream_t stream) {
   Params params;
   if (int status = make_window_params<SHAPE>(args, &params)) return status;
-  return fa::launch_persistent<&long_window_kernel<T, SHAPE>, SHAPE, sizeof(Smem<T, SHAPE>)>(args, params, stream);
+  const FaForwardArgs tensors = fa::tensors_of(args);
+  return fa::launch_persistent<&long_window_kernel<T, SHAPE>, SHAPE, sizeof(Smem<T, SHAPE>)>(&tensors, params, stream);
 }
 
 // Estimates the time of a call.  Returns infinity if the shape refuses the call.
@@ -411,4 +404,5 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   return ShapesOf<HEAD_DIM>::type::template launch<T>(args, stream);
 }
 
-FA_FORWARD_WITH(FA_WINDOW_LEFT | FA_WINDOW_RIGHT | FA_SINK | (TAKES_CAP ? FA_SOFTCAP : 0), launch)
+constexpr uint32_t LENGTHS = FA_SEQLENS_Q | FA_SEQLENS_K | FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K | FA_BLOCK_TABLE;
+FA_FORWARD_WITH(FA_WINDOW_LEFT | FA_WINDOW_RIGHT | FA_SINK | (TAKES_CAP ? FA_SOFTCAP : 0) | (TAKES_RAGGED ? LENGTHS : 0), launch)

@@ -73,6 +73,7 @@ FIELDS: tuple[tuple[str, FieldKind], ...] = (
     ("v_new", "pointer"),
     ("k_new_stride", "strides"),
     ("v_new_stride", "strides"),
+    ("rows_k", "int64"),
 )
 # `FaBackwardArgs`
 BACKWARD_FIELDS: tuple[tuple[str, FieldKind], ...] = (

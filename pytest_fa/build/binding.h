@@ -400,6 +400,7 @@ void TakeSequences(const DLTensor* of_queries, const DLTensor* of_keys, Argument
   const int64_t sequences = TakeStarts(*of_keys, "cu_seqlens_k", args.cu_seqlens_k, q);
   FA_REQUIRE(sequences == args.batch, ValueError, "cu_seqlens_k has %lld sequences, cu_seqlens_q has %lld",
              static_cast<long long>(sequences), static_cast<long long>(args.batch));
+  args.rows_k = args.seq_k;
   args.seq_k = arguments.Integer("max_seqlen_k");
   FA_REQUIRE(args.seq_k >= 0, ValueError, "max_seqlen_k is %lld, it must be at least 0", static_cast<long long>(args.seq_k));
   args.k_stride.batch = args.v_stride.batch = 0;

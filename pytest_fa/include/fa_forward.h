@@ -128,6 +128,8 @@ struct FaForwardArgs {
   const void* k_new; /* [batch, kv_heads, seq_q, head_dim] */
   const void* v_new; /* [batch, kv_heads, seq_q, head_dim_v] */
   struct FaStrides k_new_stride, v_new_stride;
+
+  int64_t rows_k; /* FA_CU_SEQLENS_K: the number of rows of k and v */
 };
 
 /* The struct_size of a call without features: that of the first fa_forward.h, whose struct ends before `features`. */

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fa/omit.cuh"
+#include "fa/ragged.cuh"
 #include "fa/ring.cuh"
 #include "fa/schedule.cuh"
 #include "fa/shape.cuh"
@@ -41,12 +42,12 @@ __device__ __forceinline__ void init_mbarriers(SMEM& smem) {
 template <auto Q_FULL, auto V_FULL, typename SHAPE, typename DEAL, typename PARAMS, typename SMEM>
 __device__ __forceinline__ void produce(const DEAL& deal, const PARAMS& params, const CUtensorMap& q_map, const CUtensorMap& k_map,
                                         const CUtensorMap& v_map, SMEM& smem) {
-  constexpr int HEAD_DIM = SHAPE::HEAD_DIM, BLOCK_N = SHAPE::BLOCK_N, STAGES = sizeof(smem.k_full) / sizeof(uint64_t);
+  constexpr int HEAD_DIM = SHAPE::HEAD_DIM, STAGES = sizeof(smem.k_full) / sizeof(uint64_t);
   Ring<STAGES> k_ring, v_ring;
   uint32_t q_phase = 0;
 #pragma unroll 1
   for (int round = 0, number; (number = deal.number(round)) < params.work_tiles; ++round) {
-    const WorkTile work = make_work_tile<SHAPE>(params, number);
+    const auto work = find_work_tile<SHAPE>(params, number);
     if (work.key_tiles == 0) {
       if constexpr (SHAPE::O_OVER_Q) {  // the place of Q is given to O all the same
         wait(&smem.q_empty, q_phase ^ 1);
@@ -57,10 +58,10 @@ __device__ __forceinline__ void produce(const DEAL& deal, const PARAMS& params, 
     }
     const KeyTiles keys = deal.key_tiles(work, round);
     const Head head = make_head(params, work.batch_head);
+    const Origin queries = origin_of_queries(work, head);
     auto load_k = [&](int j) {
       wait(&smem.k_empty[k_ring.stage], k_ring.phase ^ 1);
-      mbarrier_arrive_expect_tx(&smem.k_full[k_ring.stage], SHAPE::TILE_BYTES);
-      load_rows<HEAD_DIM, BLOCK_N>(smem.k[k_ring.stage], k_map, j * BLOCK_N, head.kv_head, head.batch, &smem.k_full[k_ring.stage]);
+      load_keys<SHAPE>(smem.k[k_ring.stage], k_map, params, work, j, head, &smem.k_full[k_ring.stage]);
       k_ring.advance();
     };
     wait(&smem.q_empty, q_phase ^ 1);
@@ -69,8 +70,8 @@ __device__ __forceinline__ void produce(const DEAL& deal, const PARAMS& params, 
       mbarrier_arrive_expect_tx(&smem.q_full, SHAPE::Q_BYTES);
 #pragma unroll
       for (int g = 0; g < SHAPE::GROUPS; ++g) {
-        const int first_query = work.first_query + g * GROUP_M;
-        load_rows<HEAD_DIM, GROUP_M>(smem.q[g], q_map, first_query, head.query_head, head.batch, &smem.q_full);
+        const int first_query = queries.row + work.first_query + g * GROUP_M;
+        load_rows<HEAD_DIM, GROUP_M>(smem.q[g], q_map, first_query, head.query_head, queries.batch, &smem.q_full);
       }
     };
     if (!IS_OMITTED_BARRIER<Q_FULL>) load_q();
@@ -81,8 +82,7 @@ __device__ __forceinline__ void produce(const DEAL& deal, const PARAMS& params, 
       if (j > keys.first) load_k(j - 1);
       wait(&smem.v_empty[v_ring.stage], v_ring.phase ^ 1);
       delay_if_omitted<V_FULL>();
-      mbarrier_arrive_expect_tx(&smem.v_full[v_ring.stage], SHAPE::TILE_BYTES);
-      load_rows<HEAD_DIM, BLOCK_N>(smem.v[v_ring.stage], v_map, j * BLOCK_N, head.kv_head, head.batch, &smem.v_full[v_ring.stage]);
+      load_keys<SHAPE>(smem.v[v_ring.stage], v_map, params, work, j, head, &smem.v_full[v_ring.stage]);
       v_ring.advance();
     }
   }

@@ -62,16 +62,29 @@ int make_tile_params(const FaForwardArgs* args, TileParams* params) {
   return FA_OK;
 }
 
-// Fills `maps` and returns FA_OK, or refuses the call.  Boxes have the queries of a warpgroup, or the keys of a tile.
+constexpr int PAGE_ROWS = 16;  // of a box, if keys lie in pages
+
+// Describes K or V.  No kernel is told the number of pages, so their map has as many as fit in more memory than a GPU has.
+template <typename SHAPE>
+int make_key_map(CUtensorMap* map, const FaForwardArgs* args, const void* data, const FaStrides& stride) {
+  constexpr int64_t MEMORY_BYTES = int64_t(1) << 40;
+  FaForwardArgs all = fa_copy_args(args);
+  const bool has_pages = all.features & FA_BLOCK_TABLE;
+  if (has_pages) all.batch = std::min<int64_t>(INT32_MAX, MEMORY_BYTES / std::max<int64_t>(1, stride.batch * 2));
+  const Box box = {has_pages ? PAGE_ROWS : SHAPE::BLOCK_N, BOX_COLUMNS};
+  return make_tensor_map(map, &all, data, args->kv_heads, has_pages ? all.page_size : args->seq_k, stride, box);
+}
+
+// Fills `maps` and returns FA_OK, or refuses the call.  Boxes have the queries of a warpgroup, or the keys of a tile or PAGE_ROWS.
 template <typename SHAPE>
 int make_tensor_maps(const FaForwardArgs* args, TensorMaps* maps) {
-  constexpr Box QUERIES = {GROUP_M, BOX_COLUMNS}, KEYS = {SHAPE::BLOCK_N, BOX_COLUMNS};
+  constexpr Box QUERIES = {GROUP_M, BOX_COLUMNS};
   *maps = {};
   if (int status = make_tensor_map(&maps->o, args, args->out, args->heads, args->seq_q, args->out_stride, QUERIES)) return status;
   if (args->seq_k == 0) return FA_OK;  // the kernel reads no input
   if (int status = make_tensor_map(&maps->q, args, args->q, args->heads, args->seq_q, args->q_stride, QUERIES)) return status;
-  if (int status = make_tensor_map(&maps->k, args, args->k, args->kv_heads, args->seq_k, args->k_stride, KEYS)) return status;
-  return make_tensor_map(&maps->v, args, args->v, args->kv_heads, args->seq_k, args->v_stride, KEYS);
+  if (int status = make_key_map<SHAPE>(&maps->k, args, args->k, args->k_stride)) return status;
+  return make_key_map<SHAPE>(&maps->v, args, args->v, args->v_stride);
 }
 
 // Allows a kernel to use `SMEM_BYTES` of shared memory per block.  Refuses one whose warpgroups would wait for registers for ever.

@@ -248,6 +248,7 @@ def _place(args: ForwardArgs, case: Case) -> None:
         args.rows_q = case.batch * case.seq_q
         args.q_stride.batch = args.out_stride.batch = 0
         if not cache:
+            args.rows_k = case.batch * case.seq_k
             args.k_stride.batch = args.v_stride.batch = 0
 
 
