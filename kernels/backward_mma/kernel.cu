@@ -19,6 +19,7 @@
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
+#include "fa/backward_rows.cuh"
 #include "fa/copy.cuh"
 #include "fa/epilogue.cuh"
 #include "fa/grid.h"
@@ -28,7 +29,7 @@
 #include "fa_backward.h"
 #include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
 
-using fa::MMA_K, fa::MMA_M, fa::MMA_N, fa::QUAD, fa::VECTOR, fa::WARP;
+using fa::HeadRows, fa::MMA_K, fa::MMA_M, fa::MMA_N, fa::QUAD, fa::rows_of, fa::store_gradient, fa::VECTOR, fa::WARP;
 using fp16 = __half;
 using bf16 = __nv_bfloat16;
 
@@ -53,21 +54,6 @@ struct Call {
   int first_diagonal;  // query i sees keys [0, min(seq_k, first_diagonal + i))
 };
 
-// The rows of one head of a tensor.
-template <typename T>
-struct Rows {
-  T* first;
-  int64_t stride;
-
-  __device__ __forceinline__ Rows(T* tensor, const FaStrides& stride, int64_t batch, int64_t head)
-      : first(tensor + batch * stride.batch + head * stride.head), stride(stride.seq) {}
-};
-
-template <typename T>
-__device__ __forceinline__ Rows<const T> rows_of(const void* tensor, const FaStrides& stride, int64_t batch, int64_t head) {
-  return {static_cast<const T*>(tensor), stride, batch, head};
-}
-
 // Two tensors of the block's own rows, and tiles of two tensors of the other sequence: Q, dO, K and V, or K, V, Q and dO.
 template <typename T, int HEAD_DIM>
 struct Smem {
@@ -84,8 +70,8 @@ __global__ void __launch_bounds__(THREADS) delta_kernel(const Call call) {
   if (row_of_all_heads >= args.batch * args.heads * args.seq_q) return;
   const int64_t row = row_of_all_heads % args.seq_q, head_of_all = row_of_all_heads / args.seq_q;
   const int64_t head = head_of_all % args.heads, batch = head_of_all / args.heads;
-  const Rows<const T> out = rows_of<T>(args.out, args.out_stride, batch, head);
-  const Rows<const T> dout = rows_of<T>(call.backward.dout, call.backward.dout_stride, batch, head);
+  const HeadRows<const T> out = rows_of<T>(args.out, args.out_stride, batch, head);
+  const HeadRows<const T> dout = rows_of<T>(call.backward.dout, call.backward.dout_stride, batch, head);
   float sum = 0.0f;
 #pragma unroll
   for (int d = threadIdx.x % WARP; d < HEAD_DIM; d += WARP) {
@@ -109,19 +95,6 @@ __device__ __forceinline__ void make_fragment(uint32_t (&fragment)[4], const flo
   for (int i = 0; i < 4; ++i) fragment[i] = fa::cvt_rn_x2<T>(p[n + i / 2][i % 2 * 2], p[n + i / 2][i % 2 * 2 + 1]);
 }
 
-// Stores the warp's rows of a gradient, times a factor.
-template <typename T, int D_TILES>
-__device__ __forceinline__ void store_gradient(const Rows<T>& rows, float (&gradient)[D_TILES][4], float factor, int lane_row, int seq,
-                                               int lane) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = lane_row + r * 8;
-#pragma unroll
-    for (int d = 0; d < D_TILES; ++d) gradient[d][2 * r] *= factor, gradient[d][2 * r + 1] *= factor;
-    fa::store_row<T>(reinterpret_cast<uint4*>(rows.first + row * rows.stride), gradient, r, lane, row < seq);
-  }
-}
-
 // dQ of 64 queries of a head, from all keys that they see.
 template <typename T, int HEAD_DIM>
 __global__ void __launch_bounds__(THREADS) dq_kernel(const Call call) {
@@ -131,7 +104,7 @@ __global__ void __launch_bounds__(THREADS) dq_kernel(const Call call) {
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const int64_t head = blockIdx.y, batch = blockIdx.z, kv_head = head / (args.heads / args.kv_heads);
   const int first_query = blockIdx.x * OWN_ROWS, lane_query = first_query + warp * MMA_M + lane / QUAD;
-  const Rows<const T> k = rows_of<T>(args.k, args.k_stride, batch, kv_head), v = rows_of<T>(args.v, args.v_stride, batch, kv_head);
+  const HeadRows<const T> k = rows_of<T>(args.k, args.k_stride, batch, kv_head), v = rows_of<T>(args.v, args.v_stride, batch, kv_head);
   const int visible_keys = max(0, min(call.seq_k, call.first_diagonal + first_query + OWN_ROWS - 1));
   const int steps = (visible_keys + STEP_ROWS - 1) / STEP_ROWS;
   const auto load = [&](int step) {
@@ -141,8 +114,8 @@ __global__ void __launch_bounds__(THREADS) dq_kernel(const Call call) {
     }
     fa::cp_async_commit_group();
   };
-  const Rows<const T> q = rows_of<T>(args.q, args.q_stride, batch, head);
-  const Rows<const T> dout = rows_of<T>(call.backward.dout, call.backward.dout_stride, batch, head);
+  const HeadRows<const T> q = rows_of<T>(args.q, args.q_stride, batch, head);
+  const HeadRows<const T> dout = rows_of<T>(call.backward.dout, call.backward.dout_stride, batch, head);
   fa::copy_rows_async<OWN_ROWS, HEAD_DIM, THREADS>(smem.own[0], q.first, q.stride, first_query, call.seq_q);
   fa::copy_rows_async<OWN_ROWS, HEAD_DIM, THREADS>(smem.own[1], dout.first, dout.stride, first_query, call.seq_q);
   load(0);
@@ -192,7 +165,7 @@ __global__ void __launch_bounds__(THREADS) dq_kernel(const Call call) {
     }
     if (MISTAKE != STAGE_NOT_FREE) __syncthreads();  // all threads have read the tiles, so they may be overwritten
   }
-  store_gradient(Rows<T>(static_cast<T*>(call.backward.dq), call.backward.dq_stride, batch, head), dq, args.scale, lane_query,
+  store_gradient(HeadRows<T>(static_cast<T*>(call.backward.dq), call.backward.dq_stride, batch, head), dq, args.scale, lane_query,
                  call.seq_q, lane);
 }
 
@@ -214,8 +187,8 @@ __global__ void __launch_bounds__(THREADS) dk_dv_kernel(const Call call) {
     if (step < steps) {
       const int first_query = first_query_of(step), stage = step % STAGES;
       const int64_t head = kv_head * group + step / head_steps;
-      const Rows<const T> q = rows_of<T>(args.q, args.q_stride, batch, head);
-      const Rows<const T> dout = rows_of<T>(call.backward.dout, call.backward.dout_stride, batch, head);
+      const HeadRows<const T> q = rows_of<T>(args.q, args.q_stride, batch, head);
+      const HeadRows<const T> dout = rows_of<T>(call.backward.dout, call.backward.dout_stride, batch, head);
       fa::copy_rows_async<STEP_ROWS, HEAD_DIM, THREADS>(smem.step[stage][0], q.first, q.stride, first_query, call.seq_q);
       fa::copy_rows_async<STEP_ROWS, HEAD_DIM, THREADS>(smem.step[stage][1], dout.first, dout.stride, first_query, call.seq_q);
       if (threadIdx.x < STEP_ROWS) {
@@ -228,7 +201,7 @@ __global__ void __launch_bounds__(THREADS) dk_dv_kernel(const Call call) {
     }
     fa::cp_async_commit_group();
   };
-  const Rows<const T> k = rows_of<T>(args.k, args.k_stride, batch, kv_head), v = rows_of<T>(args.v, args.v_stride, batch, kv_head);
+  const HeadRows<const T> k = rows_of<T>(args.k, args.k_stride, batch, kv_head), v = rows_of<T>(args.v, args.v_stride, batch, kv_head);
   fa::copy_rows_async<OWN_ROWS, HEAD_DIM, THREADS>(smem.own[0], k.first, k.stride, first_key, call.seq_k);
   fa::copy_rows_async<OWN_ROWS, HEAD_DIM, THREADS>(smem.own[1], v.first, v.stride, first_key, call.seq_k);
   load(0);
@@ -276,8 +249,8 @@ __global__ void __launch_bounds__(THREADS) dk_dv_kernel(const Call call) {
     if (MISTAKE != STAGE_NOT_FREE) __syncthreads();  // all threads have read the tiles, so they may be overwritten
   }
   const FaBackwardArgs& backward = call.backward;
-  store_gradient(Rows<T>(static_cast<T*>(backward.dk), backward.dk_stride, batch, kv_head), dk, args.scale, lane_key, call.seq_k, lane);
-  store_gradient(Rows<T>(static_cast<T*>(backward.dv), backward.dv_stride, batch, kv_head), dv, 1.0f, lane_key, call.seq_k, lane);
+  store_gradient(HeadRows<T>(static_cast<T*>(backward.dk), backward.dk_stride, batch, kv_head), dk, args.scale, lane_key, call.seq_k, lane);
+  store_gradient(HeadRows<T>(static_cast<T*>(backward.dv), backward.dv_stride, batch, kv_head), dv, 1.0f, lane_key, call.seq_k, lane);
 }
 
 int64_t tiles_of(int64_t rows, int64_t tile) { return (rows + tile - 1) / tile; }

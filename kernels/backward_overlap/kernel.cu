@@ -104,8 +104,8 @@ __device__ __forceinline__ void compute(
   fa::wgmma_wait_group<0>(dk);
   fa::wgmma_wait_group<0>(dv);
   const FaBackwardArgs& backward = call.backward;
-  const fa::Rows<T> dk_rows(static_cast<T*>(backward.dk), backward.dk_stride, walk.batch, walk.kv_head);
-  const fa::Rows<T> dv_rows(static_cast<T*>(backward.dv), backward.dv_stride, walk.batch, walk.kv_head);
+  const fa::HeadRows<T> dk_rows(static_cast<T*>(backward.dk), backward.dk_stride, walk.batch, walk.kv_head);
+  const fa::HeadRows<T> dv_rows(static_cast<T*>(backward.dv), backward.dv_stride, walk.batch, walk.kv_head);
   fa::store_gradient(dk_rows, dk, call.forward.scale, lane_key, call.seq_k, lane);
   fa::store_gradient(dv_rows, dv, 1.0f, lane_key, call.seq_k, lane);
 }

@@ -91,8 +91,8 @@ def test_it_is_right(kernel: Kernel, rung: str, number: int) -> None:
 @pytest.mark.parametrize("name", MISTAKES)
 def test_each_mistake_is_found(kernel: Kernel, name: str) -> None:
     """A kernel with one mistake has wrong gradients, and no others than it may have."""
-    found = {
+    wrong_gradients = {
         complaint.split(":")[0] for complaint in complaints(kernel, name, "b2h4s150d64-fp16-kv2-sk200", has_dlse=True)
     }
-    assert found
-    assert found <= set(MISTAKES[name])
+    assert wrong_gradients
+    assert wrong_gradients <= set(MISTAKES[name])

@@ -104,8 +104,8 @@ def test_the_long_rung_is_right_with_each_shape_of_work_tiles(build: Build, tile
     """Warpgroups of a block that see different key tiles take their turns, and release the tiles that they skip."""
     kernel = build(LONG_RUNG, 64, ONLY_SHAPE=tile)
     shapes = [shape for shape in LONG_SHAPES if "d64" in shape]
-    found = {shape: complaints(kernel, shape, Schedule(tile, 3, early=tile % 3 / 2)) for shape in shapes}
-    assert found == {shape: [] for shape in shapes}
+    broken = {shape: complaints(kernel, shape, Schedule(tile, 3, early=tile % 3 / 2)) for shape in shapes}
+    assert broken == {shape: [] for shape in shapes}
 
 
 @pytest.mark.parametrize(("rung", "defines"), nightly_after(1, [(RUNG, {}), (LONG_RUNG, {"ONLY_SHAPE": 4})]))
@@ -141,8 +141,8 @@ def test_it_is_right_with_other_tiles(build: Build, tile: tuple[int, int, int]) 
     kernel = build(RUNG, 64, **dict(zip(("BLOCK_M", "BLOCK_N", "STAGES"), tile, strict=True)))
     shapes = [shape for shape in SHAPES if "d64" in shape]
     schedules = [Schedule(number, early=number % 3 / 2) for number in range(len(shapes))]
-    found = {shape: complaints(kernel, shape, schedule) for shape, schedule in zip(shapes, schedules, strict=True)}
-    assert found == {shape: [] for shape in shapes}
+    broken = {shape: complaints(kernel, shape, schedule) for shape, schedule in zip(shapes, schedules, strict=True)}
+    assert broken == {shape: [] for shape in shapes}
 
 
 @pytest.mark.nightly
@@ -151,5 +151,5 @@ def test_each_claim_is_right(build: Build, rung: str) -> None:
     """The cases of a default run are right, which have any two of the claims."""
     kernel = build(rung, dtypes=("fp16", "bf16"))
     cases = claim_cases(kernel.variant, ())
-    found = {case.id: complaints(kernel, case.shape_id, Schedule()) for case in cases}
-    assert (found, len(cases) > len(SHAPES)) == ({case.id: [] for case in cases}, True)
+    broken = {case.id: complaints(kernel, case.shape_id, Schedule()) for case in cases}
+    assert (broken, len(cases) > len(SHAPES)) == ({case.id: [] for case in cases}, True)

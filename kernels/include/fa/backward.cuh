@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
+#include "fa/backward_rows.cuh"
 #include "fa/copy.cuh"
 #include "fa/epilogue.cuh"
 #include "fa/grid.h"
@@ -39,21 +40,6 @@ struct BackwardStep {
   static constexpr int TILE = QUERIES * HEAD_DIM, PANEL = GROUP_M * BOX_COLUMNS;  // in elements
 };
 
-// The rows of one head of a tensor.
-template <typename T>
-struct Rows {
-  T* first;
-  int64_t stride;
-
-  __device__ __forceinline__ Rows(T* tensor, const FaStrides& stride, int64_t batch, int64_t head)
-      : first(tensor + batch * stride.batch + head * stride.head), stride(stride.seq) {}
-};
-
-template <typename T>
-__device__ __forceinline__ Rows<const T> rows_of(const void* tensor, const FaStrides& stride, int64_t batch, int64_t head) {
-  return {static_cast<const T*>(tensor), stride, batch, head};
-}
-
 // delta and the log-sum-exp, and zeros for the sums of dQ, by a warp for each WARP_ROWS rows, including padding.
 template <typename T, int HEAD_DIM>
 __global__ void __launch_bounds__(ROW_WARPS * WARP) prepare_kernel(const __grid_constant__ BackwardCall call) {
@@ -62,8 +48,8 @@ __global__ void __launch_bounds__(ROW_WARPS * WARP) prepare_kernel(const __grid_
   const FaForwardArgs& args = call.forward;
   const int lane = threadIdx.x % WARP, first_row = (blockIdx.x * ROW_WARPS + threadIdx.x / WARP) * WARP_ROWS;
   const int64_t head = blockIdx.y, batch = blockIdx.z, head_of_all = batch * args.heads + head;
-  const Rows<const T> out = rows_of<T>(args.out, args.out_stride, batch, head);
-  const Rows<const T> dout = rows_of<T>(call.backward.dout, call.backward.dout_stride, batch, head);
+  const HeadRows<const T> out = rows_of<T>(args.out, args.out_stride, batch, head);
+  const HeadRows<const T> dout = rows_of<T>(call.backward.dout, call.backward.dout_stride, batch, head);
   float delta[WARP_ROWS] = {};
 #pragma unroll
   for (int r = 0; r < WARP_ROWS; ++r) {
@@ -92,19 +78,6 @@ __global__ void __launch_bounds__(ROW_WARPS * WARP) prepare_kernel(const __grid_
   }
 }
 
-// Stores the lane's rows of a gradient, times a factor.
-template <typename T, int D_TILES>
-__device__ __forceinline__ void store_gradient(
-    const Rows<T>& rows, float (&gradient)[D_TILES][4], float factor, int lane_row, int seq, int lane) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = lane_row + r * 8;
-#pragma unroll
-    for (int d = 0; d < D_TILES; ++d) gradient[d][2 * r] *= factor, gradient[d][2 * r + 1] *= factor;
-    store_row<T>(reinterpret_cast<uint4*>(rows.first + row * rows.stride), gradient, r, lane, row < seq);
-  }
-}
-
 // dQ of 64 queries of a head, rounded, from its sums.
 template <typename T, int HEAD_DIM>
 __global__ void __launch_bounds__(ROW_WARPS * WARP) round_kernel(const __grid_constant__ BackwardCall call) {
@@ -119,7 +92,7 @@ __global__ void __launch_bounds__(ROW_WARPS * WARP) round_kernel(const __grid_co
     const float4 sum = sums[d * GROUP_THREADS];
     dq[d][0] = sum.x, dq[d][1] = sum.y, dq[d][2] = sum.z, dq[d][3] = sum.w;
   }
-  store_gradient(Rows<T>(static_cast<T*>(call.backward.dq), call.backward.dq_stride, batch, head), dq, args.scale,
+  store_gradient(HeadRows<T>(static_cast<T*>(call.backward.dq), call.backward.dq_stride, batch, head), dq, args.scale,
                  first_query + static_cast<int>(threadIdx.x) / WARP * MMA_M + lane / QUAD, call.seq_q, lane);
 }
 
