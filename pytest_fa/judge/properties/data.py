@@ -168,18 +168,19 @@ def negative_scale(subject: PropertySubject) -> None:
 
 
 def head_independence(subject: PropertySubject) -> None:
-    """Other, far larger data in head 1 do not change a bit of the other heads' output."""
+    """Other, far larger data in head 1 and in its head of K and V do not change a bit of the other heads' output."""
     inputs = subject.changed(subject.inputs(), clone)
     before = subject.call(inputs).clone()
+    key_head = key_heads(inputs)[1]
 
     def with_larger_head(inputs: Inputs) -> Inputs:
         changed = clone(inputs)
-        for tensor in changed[:3]:
-            tensor[:, 1] = tensor[:, 1].flip(1) * 16
+        for tensor, head in zip(changed[:3], (1, key_head, key_head), strict=True):
+            tensor[:, head] = tensor[:, head].flip(1) * 16
         return changed
 
     changed = subject.changed(inputs, with_larger_head)
-    _require_same_in_other_heads("head_independence", subject, inputs, before, subject.call(changed))
+    _require_same_in_other_heads("head_independence", subject, inputs, before, subject.call(changed), key_head)
 
 
 def contained_nan(subject: PropertySubject) -> None:
@@ -193,7 +194,7 @@ def contained_nan(subject: PropertySubject) -> None:
     with_nan: torch.Tensor = getattr(inputs, name).clone()
     with_nan[:, 1] = float("nan")
     after = subject.call(inputs._replace(**{name: with_nan}))
-    _require_same_in_other_heads("contained_nan", subject, inputs, before, after)
+    _require_same_in_other_heads("contained_nan", subject, inputs, before, after, key_head=1)
     sees_keys = subject.exact(inputs).ne(0).any(-1, keepdim=True)  # [batch, heads, seq_q, 1]
     expected = subject.exact(inputs._replace(**{name: with_nan})).isnan() & sees_keys
     if (own := subject.variant.own_truth) and not bool(expected.any()):
@@ -244,15 +245,15 @@ def _require_nan_rows(exact: torch.Tensor, output: Output, more: str, where: str
 
 
 def _require_same_in_other_heads(
-    name: str, subject: PropertySubject, inputs: Inputs, before: Output, after: Output
+    name: str, subject: PropertySubject, inputs: Inputs, before: Output, after: Output, key_head: int
 ) -> None:
-    """Raise `WrongResult` if the output changed of a head that uses neither head 1 of Q nor head 1 of K and V.
+    """Raise `WrongResult` if the output changed of a head that uses neither head 1 of Q nor `key_head` of K and V.
 
     Outputs of a deterministic variant are compared bit by bit; other variants' outputs are judged.
     """
     heads_of_keys = key_heads(inputs)
-    heads = [head for head in range(before.out.shape[1]) if head != 1 and heads_of_keys[head] != 1]
-    others = [head for head in range(inputs.k.shape[1]) if head not in (1, heads_of_keys[1])]  # of K and V
+    heads = [head for head in range(before.out.shape[1]) if head != 1 and heads_of_keys[head] != key_head]
+    others = [head for head in range(inputs.k.shape[1]) if head not in (key_head, heads_of_keys[1])]  # of K and V
     if not subject.variant.deterministic:
         kv_heads = [heads_of_keys[head] for head in heads]
         if subject.computes == "gradients":  # which are sums over all heads of a group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pytest_fa.catalog.case import parse_case
@@ -63,6 +64,14 @@ MOVED = ("new_shape", "new_data", "padded_rows", "offset_pointers", "head_indepe
 def test_properties_with_a_bias_and_a_sink(reference: Variant, name: str, case: str) -> None:
     """Their gradients have shapes of their own, and sums over batches or heads are judged where they are sums."""
     result = run_case(cpu_job(reference, case, property_name=name))
+    assert (result.outcome, result.message) == ("ok", "")
+
+
+@pytest.mark.parametrize("may_differ", [(), ("dq",)])
+def test_two_groups_are_independent(reference: Variant, may_differ: tuple[str, ...]) -> None:
+    """The other group's heads are compared or judged: none of them reads the larger head of K and V."""
+    variant = msgspec.structs.replace(reference, may_differ=may_differ)
+    result = run_case(cpu_job(variant, "b2h4s40d64-fp16-kv2-bwd-seed0", property_name="head_independence"))
     assert (result.outcome, result.message) == ("ok", "")
 
 
