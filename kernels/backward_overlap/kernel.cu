@@ -1,9 +1,9 @@
-// backward_overlap: the products that a warpgroup does not wait for run during its exponentials and its additions.
-// step:    S of the next step is computed while dQ of this one is added, and dP during the exponentials
-// because: in backward_wgmma, a warpgroup gives the tensor cores nothing to do while it adds dQ, and waits for S in each step
+// backward_overlap: the products that a warpgroup does not wait for run during its exponentials and while it writes dQ.
+// step:    S of the next step is computed while dQ of this one is written, and dP during the exponentials
+// because: in backward_bulk, a warpgroup gives the tensor cores nothing to do while it writes dQ, and waits for S in each step
 // expect:  at b1h16s4096d128, 560 TFLOP/s without a mask and 460 with a causal one
 // diff:    S, which a step hands to the next one, and the order of products
-// tile:    as in backward_wgmma; with three stages, 195 KB of shared memory
+// tile:    as in backward_bulk
 // takes:   as backward_mma, with strides that TMA accepts; two calls may differ in the last bits of dQ
 //
 // With S the scores and L the log-sum-exp of the forward pass:
@@ -11,6 +11,7 @@
 //   P = exp(S - L)    delta = sum(dO * O) - dL    dS = P * (dO V^T - delta)
 //   dQ = scale * dS K    dK = scale * dS^T Q    dV = P^T dO
 #include "fa/backward.cuh"
+#include "fa/backward_bulk.cuh"
 #include "fa/backward_step.cuh"
 #include "fa/omit.cuh"
 #include "fa/products.cuh"
@@ -25,25 +26,28 @@ constexpr int DS_BARRIER = 1;  // named barrier of the computing warpgroups
 // The barriers of gradients_kernel and what each guarantees.
 enum Barrier {
   NONE,
-  KV_FULL,    // TMA has written K and V
-  Q_FULL,     // TMA has written a tile of Q and dO
-  Q_EMPTY,    // all warpgroups have read the tile of Q and dO
-  DS_WRITTEN  // both warpgroups have written dS, and have read the dS before the last one
+  KV_FULL,     // TMA has written K and V
+  Q_FULL,      // TMA has written a tile of Q and dO
+  Q_EMPTY,     // all warpgroups have read the tile of Q and dO
+  DS_WRITTEN,  // both warpgroups have written dS, and have read the dS before the last one
+  DQ_FULL,     // the warpgroup has written its part of dQ
+  DQ_EMPTY,    // the bulk reduction has read it
+  TURN         // with IN_TURNS: the blocks before this one have added their parts of dQ
 };
 
 // A computing warpgroup: dK and dV of 64 keys, and a panel of dQ in each step.
 template <typename T, int HEAD_DIM>
 __device__ __forceinline__ void compute(
-    const fa::BackwardCall& call, const fa::BackwardWalk& walk, fa::BackwardSmem<T, HEAD_DIM>& smem, int group) {
+    const fa::BackwardCall& call, const fa::BackwardWalk& walk, fa::BulkSmem<T, HEAD_DIM>& smem, int group) {
   using Sizes = fa::BackwardStep<HEAD_DIM>;
-  constexpr int QUERIES = Sizes::QUERIES, HALVES = Sizes::HALVES, HALF = Sizes::PANEL * sizeof(T) >> 4;  // in a descriptor
+  constexpr int QUERIES = Sizes::QUERIES, HALVES = Sizes::HALVES, HALF = fa::PANEL * sizeof(T) >> 4;  // in a descriptor
   const int thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int group_key = walk.first_key + group * GROUP_M, lane_key = group_key + thread_in_group / WARP * MMA_M + lane / QUAD;
-  const uint64_t k = fa::wgmma_descriptor(smem.k + group * Sizes::PANEL), v = fa::wgmma_descriptor(smem.v + group * Sizes::PANEL);
+  const uint64_t k = fa::wgmma_descriptor(smem.k + group * fa::PANEL), v = fa::wgmma_descriptor(smem.v + group * fa::PANEL);
   // A warpgroup computes half of the columns of dQ, or half of its rows.
   const uint64_t dq_k = fa::wgmma_descriptor(smem.k + (HALVES == 1 ? group * fa::BLOCK_KEYS * BOX_COLUMNS : 0));
   fa::Ring<fa::STAGES> ring;
-  int ds_buffer = 0;
+  uint32_t dq_phase = 0;
   float dk[HEAD_DIM / MMA_N][4] = {}, dv[HEAD_DIM / MMA_N][4] = {}, s[S_TILES][4];
   const int last_head = (walk.kv_head + 1) * walk.group_heads - 1;
   fa::wait<KV_FULL>(&smem.kv_full, 0);
@@ -53,14 +57,13 @@ __device__ __forceinline__ void compute(
 
 #pragma unroll 1
   for (int head = walk.kv_head * walk.group_heads; head <= last_head; ++head) {
-    float* const dq_sums = call.dq_sums + (walk.batch * call.forward.heads + head) * call.padded_q * HEAD_DIM + thread_in_group * 4;
 #pragma unroll 1
-    for (int tile = walk.first_tile; tile < walk.tiles; ++tile) {
+    for (int step = walk.first_tile; step < walk.tiles; ++step) {
       const fa::Ring<fa::STAGES> next = ring.next();
       const float* const lse = smem.lse[ring.stage];
       const uint64_t q = fa::wgmma_descriptor(smem.q[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));
       const uint64_t dout = fa::wgmma_descriptor(smem.dout[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));
-      T* const ds_smem = smem.ds[ds_buffer];
+      T* const ds_smem = smem.ds[ring.stage];
       uint32_t p[HALVES][P_TILES][4], ds[HALVES][P_TILES][4];
 #pragma unroll
       for (int half = 0; half < HALVES; ++half) {
@@ -69,7 +72,7 @@ __device__ __forceinline__ void compute(
         if (half > 0) fa::wgmma_wait_group<2>(s);  // not for dP, nor for dK before it
         if (half == 0) fa::release_early_if_omitted<Q_EMPTY>(&smem.q_empty[ring.stage]);
         fa::exponentials(s, lse + half * GROUP_M, call.forward.scale, lane);
-        const int diagonal = call.first_diagonal + tile * QUERIES + half * GROUP_M;  // the first query sees keys [0, diagonal)
+        const int diagonal = call.first_diagonal + walk.tile_of(step) * QUERIES + half * GROUP_M;  // the first query sees keys [0, diagonal)
         if (group_key + GROUP_M > min(call.seq_k, diagonal)) fa::hide(s, diagonal - lane_key, call.seq_k - lane_key, lane);
         fa::make_fragments<T>(p[half], s);
         fa::wgmma_wait_group<0>(dp);
@@ -79,25 +82,22 @@ __device__ __forceinline__ void compute(
         if (half + 1 < HALVES) fa::start_scores<T, HEAD_DIM>(s, k, q + (half + 1) * HALF);
         fa::start_pv<T, GROUP_M>(dk, ds[half], q + half * HALF);
         if (group > 0) fa::delay_if_omitted<DS_WRITTEN>();
-        fa::write_ds(ds_smem + group * QUERIES * BOX_COLUMNS + half * Sizes::PANEL, ds[half], thread_in_group, lane);
+        fa::write_ds(ds_smem + group * QUERIES * BOX_COLUMNS + half * fa::PANEL, ds[half], thread_in_group, lane);
       }
       fa::sync_threads<DS_WRITTEN, Shape::COMPUTING_THREADS>(DS_BARRIER);
       float dq[S_TILES][4];
-      fa::start_dq<T, HEAD_DIM>(dq, fa::wgmma_descriptor(ds_smem + (HALVES == 1 ? 0 : group * Sizes::PANEL)), dq_k);
+      fa::start_dq<T, HEAD_DIM>(dq, fa::wgmma_descriptor(ds_smem + (HALVES == 1 ? 0 : group * fa::PANEL)), dq_k);
       // S of the next step, while dQ is added.  After the last step it is computed from an old tile, and not used.
-      if (tile + 1 < walk.tiles || head < last_head) fa::wait<Q_FULL>(&smem.q_full[next.stage], next.phase);
+      if (step + 1 < walk.tiles || head < last_head) fa::wait<Q_FULL>(&smem.q_full[next.stage], next.phase);
       fa::wgmma_wait_group<1>();  // for dK, so that P and dS need no registers
       fa::start_scores<T, HEAD_DIM>(s, k, fa::wgmma_descriptor(smem.q[next.stage]));
       fa::wgmma_wait_group<1>(dq);
       fa::wait_late_if_omitted<Q_FULL>(&smem.q_full[ring.stage], ring.phase);
       fa::release<Q_EMPTY>(&smem.q_empty[ring.stage]);
-#pragma unroll
-      for (int n = 0; n < S_TILES; ++n) {
-        fa::red_add_x4(dq_sums + int64_t(tile) * Sizes::TILE + group * Sizes::PANEL + n * MMA_N * GROUP_M, dq[n]);
-      }
+      fa::write_dq<DQ_EMPTY>(smem.dq[group], dq, &smem.dq_full[group], &smem.dq_empty[group], dq_phase, thread_in_group);
+      dq_phase ^= 1;
       fa::wgmma_wait_group<0>(s);
       ring = next;
-      ds_buffer ^= 1;
     }
   }
   fa::wait_late_if_omitted<KV_FULL>(&smem.kv_full, 0);
@@ -117,17 +117,22 @@ gradients_kernel(const __grid_constant__ fa::BackwardCall call, const __grid_con
                  const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
                  const __grid_constant__ CUtensorMap dout_map) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
-  auto& smem = *reinterpret_cast<fa::BackwardSmem<T, HEAD_DIM>*>(smem_bytes);
+  auto& smem = *reinterpret_cast<fa::BulkSmem<T, HEAD_DIM>*>(smem_bytes);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / GROUP_THREADS, 0);
-  if (threadIdx.x == 0) fa::init_backward_mbarriers(smem);
+  if (threadIdx.x == 0) {
+    fa::init_bulk_mbarriers(smem);
+    if constexpr (IN_TURNS) smem.block = fa::atom_add(call.turns, 1);
+  }
   __syncthreads();
-  const fa::BackwardWalk walk = fa::make_walk<HEAD_DIM>(call);
+  const fa::BackwardWalk walk = fa::make_walk(call, smem);
   if (warpgroup == 0) {
     fa::setmaxnreg_dec<Shape::PRODUCER_REGISTERS>();
     if (threadIdx.x < WARP && fa::elect_sync()) {
       fa::load_queries<Q_FULL>(call, walk, q_map, dout_map, smem);
     } else if (threadIdx.x / WARP == 1 && fa::elect_sync()) {
       fa::load_keys<KV_FULL>(walk, k_map, v_map, smem);
+    } else if (threadIdx.x / WARP >= 2 && fa::elect_sync()) {
+      fa::add_dq<DQ_FULL, DQ_EMPTY, TURN>(call, walk, smem, threadIdx.x / WARP - 2);
     }
   } else {
     fa::setmaxnreg_inc<Shape::REGISTERS>();
@@ -137,7 +142,7 @@ gradients_kernel(const __grid_constant__ fa::BackwardCall call, const __grid_con
 
 template <typename T, int HEAD_DIM>
 int launch(const fa::BackwardCall& call, dim3 grid, cudaStream_t stream) {
-  return fa::launch_gradients<&gradients_kernel<T, HEAD_DIM>, sizeof(fa::BackwardSmem<T, HEAD_DIM>), HEAD_DIM>(call, grid, stream);
+  return fa::launch_gradients<&gradients_kernel<T, HEAD_DIM>, sizeof(fa::BulkSmem<T, HEAD_DIM>), HEAD_DIM>(call, grid, stream);
 }
 
 FA_BACKWARD(launch)

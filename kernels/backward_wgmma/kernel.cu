@@ -39,10 +39,10 @@ template <typename T, int HEAD_DIM>
 __device__ __forceinline__ void compute(
     const fa::BackwardCall& call, const fa::BackwardWalk& walk, fa::BackwardSmem<T, HEAD_DIM>& smem, int group) {
   using Sizes = fa::BackwardStep<HEAD_DIM>;
-  constexpr int QUERIES = Sizes::QUERIES, HALVES = Sizes::HALVES, HALF = Sizes::PANEL * sizeof(T) >> 4;  // in a descriptor
+  constexpr int QUERIES = Sizes::QUERIES, HALVES = Sizes::HALVES, HALF = fa::PANEL * sizeof(T) >> 4;  // in a descriptor
   const int thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int group_key = walk.first_key + group * GROUP_M, lane_key = group_key + thread_in_group / WARP * MMA_M + lane / QUAD;
-  const uint64_t k = fa::wgmma_descriptor(smem.k + group * Sizes::PANEL), v = fa::wgmma_descriptor(smem.v + group * Sizes::PANEL);
+  const uint64_t k = fa::wgmma_descriptor(smem.k + group * fa::PANEL), v = fa::wgmma_descriptor(smem.v + group * fa::PANEL);
   // A warpgroup computes half of the columns of dQ, or half of its rows.
   const uint64_t dq_k = fa::wgmma_descriptor(smem.k + (HALVES == 1 ? group * fa::BLOCK_KEYS * BOX_COLUMNS : 0));
   fa::Ring<fa::STAGES> ring;
@@ -77,17 +77,17 @@ __device__ __forceinline__ void compute(
         fa::make_fragments<T>(ds[half], dp);
         fa::start_pv<T, GROUP_M>(dk, ds[half], q + half * HALF);
         if (group > 0) fa::delay_if_omitted<DS_WRITTEN>();
-        fa::write_ds(ds_smem + group * QUERIES * BOX_COLUMNS + half * Sizes::PANEL, ds[half], thread_in_group, lane);
+        fa::write_ds(ds_smem + group * QUERIES * BOX_COLUMNS + half * fa::PANEL, ds[half], thread_in_group, lane);
       }
       fa::sync_threads<DS_WRITTEN, Shape::COMPUTING_THREADS>(DS_BARRIER);
       float dq[S_TILES][4];
-      fa::start_dq<T, HEAD_DIM>(dq, fa::wgmma_descriptor(ds_smem + (HALVES == 1 ? 0 : group * Sizes::PANEL)), dq_k);
+      fa::start_dq<T, HEAD_DIM>(dq, fa::wgmma_descriptor(ds_smem + (HALVES == 1 ? 0 : group * fa::PANEL)), dq_k);
       fa::wgmma_wait_group<0>(dq);
       fa::wait_late_if_omitted<Q_FULL>(&smem.q_full[ring.stage], ring.phase);
       fa::release<Q_EMPTY>(&smem.q_empty[ring.stage]);
 #pragma unroll
       for (int n = 0; n < S_TILES; ++n) {
-        fa::red_add_x4(dq_sums + int64_t(tile) * Sizes::TILE + group * Sizes::PANEL + n * MMA_N * GROUP_M, dq[n]);
+        fa::red_add_x4(dq_sums + int64_t(tile) * Sizes::TILE + group * fa::PANEL + n * MMA_N * GROUP_M, dq[n]);
       }
     }
   }
@@ -112,7 +112,7 @@ gradients_kernel(const __grid_constant__ fa::BackwardCall call, const __grid_con
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / GROUP_THREADS, 0);
   if (threadIdx.x == 0) fa::init_backward_mbarriers(smem);
   __syncthreads();
-  const fa::BackwardWalk walk = fa::make_walk<HEAD_DIM>(call);
+  const fa::BackwardWalk walk = fa::make_walk(call, smem);
   if (warpgroup == 0) {
     fa::setmaxnreg_dec<Shape::PRODUCER_REGISTERS>();
     if (threadIdx.x < WARP && fa::elect_sync()) {

@@ -37,7 +37,7 @@ SHAPES = (
     "b1h2s200d128-fp16-causal-sk260-bshd",
     "b1h1s10d128-fp16-causal-sk300",  # the last keys are seen by no query
 )
-RUNGS = ("backward_mma", "backward_bulk", "backward_wgmma", "backward_overlap", "backward_stages")
+RUNGS = ("backward_mma", "backward_overlap", "backward_wgmma", "backward_bulk", "backward_deterministic")
 ALL = ["dq", "dk", "dv"]
 MISTAKES = {
     "wrong_backward_delta": ["dk"],

@@ -16,11 +16,16 @@
 using fp16 = __half;
 using bf16 = __nv_bfloat16;
 
+#ifndef IN_TURNS
+#define IN_TURNS 0  // 1: blocks add to dQ in the order of their keys
+#endif
+
 namespace fa {
 
 constexpr int BLOCK_KEYS = 128;  // of a block that computes dK and dV
 constexpr int ROW_WARPS = 4;     // of a block that prepares or rounds rows
 constexpr int WARP_ROWS = 4;     // that a warp prepares
+constexpr int PANEL = GROUP_M * BOX_COLUMNS;  // elements of dQ that a warpgroup computes in a step
 constexpr int PADDING = 128;     // in the workspace, the rows of a head are padded to a multiple
 
 // The arguments of both passes, and the workspace.
@@ -29,6 +34,7 @@ struct BackwardCall {
   FaBackwardArgs backward;
   float* dq_sums;   // [batch, heads, padded_q / 64, D / 64] panels, each the accumulators of a warpgroup for 64 x 64 elements
   float* row_data;  // [batch, heads, padded_q / QUERIES, 2, QUERIES]: the log-sum-exp, +inf for a row that sees nothing, and delta
+  int* turns;       // with IN_TURNS: how many blocks have started; from 1 on, how many have added to each panel of dq_sums
   int seq_q, seq_k, padded_q;
   int first_diagonal;  // query i sees keys [0, min(seq_k, first_diagonal + i))
 };
@@ -37,7 +43,7 @@ struct BackwardCall {
 template <int HEAD_DIM>
 struct BackwardStep {
   static constexpr int HALVES = BLOCK_KEYS / HEAD_DIM, QUERIES = HALVES * GROUP_M;
-  static constexpr int TILE = QUERIES * HEAD_DIM, PANEL = GROUP_M * BOX_COLUMNS;  // in elements
+  static constexpr int TILE = QUERIES * HEAD_DIM;  // of Q, in elements
 };
 
 // delta and the log-sum-exp, and zeros for the sums of dQ, by a warp for each WARP_ROWS rows, including padding.
@@ -75,6 +81,12 @@ __global__ void __launch_bounds__(ROW_WARPS * WARP) prepare_kernel(const __grid_
     }
     float* const data = call.row_data + (head_of_all * call.padded_q + row / QUERIES * QUERIES) * 2 + row % QUERIES;
     if (lane == 0) data[0] = lse, data[QUERIES] = delta[r];
+    constexpr int PANEL_ROWS = PANEL / HEAD_DIM;  // rows of D that have as many elements
+    if (IN_TURNS && lane == 0 && row % PANEL_ROWS == 0) {
+      const int64_t panel = (head_of_all * call.padded_q + row) / PANEL_ROWS;
+      call.turns[1 + panel] = 0;
+      if (panel == 0) call.turns[0] = 0;
+    }
   }
 }
 
@@ -98,6 +110,11 @@ __global__ void __launch_bounds__(ROW_WARPS * WARP) round_kernel(const __grid_co
 
 inline int64_t tiles_of(int64_t rows, int64_t tile) { return (rows + tile - 1) / tile; }
 inline int64_t padded_rows(const FaForwardArgs& args) { return tiles_of(args.seq_q, PADDING) * PADDING; }
+
+inline int64_t workspace_bytes(const FaForwardArgs& args) {
+  const int64_t rows = args.batch * args.heads * padded_rows(args), panels = rows * args.head_dim / PANEL;
+  return (rows * (args.head_dim + 2) + (IN_TURNS ? 1 + panels : 0)) * static_cast<int64_t>(sizeof(float));
+}
 
 // Refuses a call that the kernels do not take, or returns FA_OK.
 inline int check_backward(const BackwardCall& call) {
@@ -147,8 +164,10 @@ inline BackwardCall make_backward_call(const FaBackwardArgs* args) {
   const int64_t padded_q = padded_rows(forward);
   const int shift = forward.causal == FA_CAUSAL_BOTTOM_RIGHT ? static_cast<int>(forward.seq_k - forward.seq_q) : 0;
   const int first_diagonal = forward.causal == FA_CAUSAL_NONE ? INT32_MAX / 2 : shift + 1;
+  const int64_t rows = forward.batch * forward.heads * padded_q;
   float* const dq_sums = static_cast<float*>(forward.workspace);
-  return {forward, *args, dq_sums, dq_sums + forward.batch * forward.heads * padded_q * forward.head_dim,
+  float* const row_data = dq_sums + rows * forward.head_dim;
+  return {forward, *args, dq_sums, row_data, reinterpret_cast<int*>(row_data + rows * 2),
           static_cast<int>(forward.seq_q), static_cast<int>(forward.seq_k), static_cast<int>(padded_q), first_diagonal};
 }
 
@@ -157,8 +176,7 @@ inline BackwardCall make_backward_call(const FaBackwardArgs* args) {
 // Defines fa_backward by a function template `int LAUNCH<T, HEAD_DIM>(const fa::BackwardCall&, dim3 grid, cudaStream_t)`.
 #define FA_BACKWARD(LAUNCH)                                                                                                     \
   FA_EXPORT size_t fa_backward_workspace_bytes(const FaBackwardArgs* args) {                                                    \
-    const FaForwardArgs& forward = *args->forward;                                                                              \
-    return forward.batch * forward.heads * fa::padded_rows(forward) * (forward.head_dim + 2) * sizeof(float);                   \
+    return fa::workspace_bytes(*args->forward);                                                                                 \
   }                                                                                                                             \
   template <typename T, int HEAD_DIM>                                                                                           \
   int fa_launch(const fa::BackwardCall& call, cudaStream_t stream) {                                                            \

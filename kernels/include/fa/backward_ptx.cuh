@@ -17,6 +17,28 @@ __device__ __forceinline__ void cp_reduce_async_bulk_add(float* to_gmem, const f
                :: "l"(to_gmem), "r"(smem_address(from_smem)), "r"(bytes) : "memory");
 }
 
+// 9.7.9.25.4.2 cp.async.bulk.wait_group: waits until the bulk operations of this thread are complete, and their writes visible to it.
+__device__ __forceinline__ void cp_async_bulk_wait_group() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// 9.7.9.8 ld.acquire: loads an integer; what the thread that stored it wrote before is visible afterwards.
+__device__ __forceinline__ int ld_acquire(const int* from_gmem) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(from_gmem) : "memory");
+  return value;
+}
+
+// 9.7.9.11 st.release: stores an integer after all that this thread has written and seen.
+__device__ __forceinline__ void st_release(int* to_gmem, int value) {
+  asm volatile("st.release.gpu.global.b32 [%0], %1;" :: "l"(to_gmem), "r"(value) : "memory");
+}
+
+// 9.7.13.5 atom: adds to an integer in global memory, and returns what it was.
+__device__ __forceinline__ int atom_add(int* to_gmem, int value) {
+  int before;
+  asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(to_gmem), "r"(value) : "memory");
+  return before;
+}
+
 // 9.7.13.6 red: adds four floats to global memory, each of them atomically.
 __device__ __forceinline__ void red_add_x4(float* to_gmem, const float (&x)[4]) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"

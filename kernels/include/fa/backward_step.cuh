@@ -10,10 +10,6 @@
 #include "fa/ring.cuh"
 #include "fa/tensor_map.h"
 
-#ifndef Q_STAGES
-#define Q_STAGES 2
-#endif
-
 namespace fa {
 
 // The threads and registers of a block: a producer and the computing warpgroups.
@@ -23,7 +19,7 @@ struct BackwardShape {
   static constexpr int PRODUCER_REGISTERS = 24, REGISTERS = 240, ALL_REGISTERS = PRODUCER_REGISTERS + GROUPS * REGISTERS;
 };
 
-constexpr int STAGES = Q_STAGES;                                     // tiles of Q and dO in flight
+constexpr int STAGES = 2;                                            // tiles of Q and dO in flight
 constexpr int S_TILES = GROUP_M / MMA_N, P_TILES = GROUP_M / MMA_K;  // of 64 queries
 
 // K, V, Q, dO and dS are [columns / BOX_COLUMNS, rows, BOX_COLUMNS], swizzled as TMA writes them.
@@ -37,6 +33,7 @@ struct BackwardSmem {
   alignas(1024) T ds[2][Sizes::QUERIES * BLOCK_KEYS];  // of this step and of the one before it
   alignas(16) float lse[STAGES][2 * Sizes::QUERIES];  // and delta
   uint64_t kv_full, q_full[STAGES], q_empty[STAGES];
+  int block;  // with IN_TURNS, how many blocks started before this one
 };
 
 // Initialises the mbarriers.  Called by one thread.
@@ -54,13 +51,19 @@ __device__ __forceinline__ void init_backward_mbarriers(SMEM& smem) {
 // The query tiles that a block visits: those of each head of a group, from the first one with a query that sees the first key.
 struct BackwardWalk {
   int first_key, kv_head, batch, group_heads, first_tile, tiles;
+
+  // The tile of a step.  In turns, the last tile is the first: all blocks visit it, also under a causal mask.
+  __device__ __forceinline__ int tile_of(int step) const { return IN_TURNS ? tiles - 1 - (step - first_tile) : step; }
 };
 
-template <int HEAD_DIM>
-__device__ __forceinline__ BackwardWalk make_walk(const BackwardCall& call) {
+// In turns, blocks are numbered as they start, so that none waits for one that has not started.
+template <typename T, int HEAD_DIM>
+__device__ __forceinline__ BackwardWalk make_walk(const BackwardCall& call, const BackwardSmem<T, HEAD_DIM>& smem) {
   constexpr int QUERIES = BackwardStep<HEAD_DIM>::QUERIES;
-  const int first_key = blockIdx.y * BLOCK_KEYS, group_heads = static_cast<int>(call.forward.heads / call.forward.kv_heads);
-  return {first_key, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.z), group_heads,
+  int x = blockIdx.x, y = blockIdx.y, z = blockIdx.z;
+  if constexpr (IN_TURNS) x = smem.block % gridDim.x, y = smem.block / gridDim.x % gridDim.y, z = smem.block / gridDim.x / gridDim.y;
+  const int first_key = y * BLOCK_KEYS;
+  return {first_key, x, z, static_cast<int>(call.forward.heads / call.forward.kv_heads),
           max(0, first_key - call.first_diagonal + 1) / QUERIES, (call.seq_q + QUERIES - 1) / QUERIES};
 }
 
@@ -84,7 +87,8 @@ __device__ __forceinline__ void load_queries(const BackwardCall& call, const Bac
   for (int head = walk.kv_head * walk.group_heads; head < (walk.kv_head + 1) * walk.group_heads; ++head) {
     const float* const row_data = call.row_data + (walk.batch * call.forward.heads + head) * call.padded_q * 2;
 #pragma unroll 1
-    for (int tile = walk.first_tile; tile < walk.tiles; ++tile, ring.advance()) {
+    for (int step = walk.first_tile; step < walk.tiles; ++step, ring.advance()) {
+      const int tile = walk.tile_of(step);
       uint64_t* const full = &smem.q_full[ring.stage];
       wait(&smem.q_empty[ring.stage], ring.phase ^ 1);
       delay_if_omitted<Q_FULL>();

@@ -1,6 +1,8 @@
 // The functions of kernels/include/fa/backward_ptx.cuh, emulated on the CPU.
 #pragma once
 
+#include <utility>
+
 #include "fa/warpgroup.cuh"
 
 namespace fa {
@@ -11,6 +13,10 @@ inline void cp_async_bulk(void* to_smem, const void* from_gmem, uint32_t bytes, 
 inline void cp_reduce_async_bulk_add(float* to_gmem, const float* from_smem, uint32_t bytes) {
   emulator::add_floats(to_gmem, from_smem, bytes / sizeof(float));
 }
+inline void cp_async_bulk_wait_group() {}
+inline int atom_add(int* to_gmem, int value) { return std::exchange(*to_gmem, *to_gmem + value); }
+inline int ld_acquire(const int* from_gmem) { return *from_gmem; }
+inline void st_release(int* to_gmem, int value) { *to_gmem = value; }
 inline void red_add_x4(float* to_gmem, const float (&x)[4]) {
   for (int i = 0; i < 4; ++i) to_gmem[i] += x[i];
 }
