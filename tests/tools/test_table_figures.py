@@ -8,11 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kernels.auto.rung_times import UNSEEN, RungTimes, write_rung_times
 from pytest_fa.records.log import save_records
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import Record, Source
+from pytest_fa.records.timing import Clocks
 from tests.factories import ENVIRONMENT, OK, SHAPE, SMALL_SHAPE, record, speed
 from tools.docs.markdown import rewrite
+from tools.docs.pipes import Loop, Pipes, write_pipes
 from tools.docs.table_figures import problems_of
 
 FOLDER = "profiles=profiles/nvidia-h200"
@@ -114,3 +117,18 @@ def test_a_table_that_cannot_be_read_is_a_problem(root: Path) -> None:
     assert problems_of(BLOCKS["screen"], root) == ["1: no cell of the table can be read"]
     page = rewrite(BLOCKS["variants"], root).replace("call_us", "furlongs")
     assert problems_of(page, root)[0] == f"1: mine at {SHAPE}, furlongs: 20.00"
+
+
+def test_a_file_must_have_the_stated_origin_and_the_figures(tmp_path: Path) -> None:
+    """Of `pipes.json`, each figure is compared; of `unseen.json`, card, day and commit."""
+    source, day = Source("0a1b2c3d" * 5, dirty=False, origin="git"), "2026-11-27"
+    loops = {"products": Loop((2.0, 3.0), 2.5, Clocks(1700, 3201, 650.4, 60, 0)), "maxima": Loop((9.0,), 9.0, None)}
+    write_pipes(Pipes(loops, {"products": 819.4}, {"maxima": 55.6}, ENVIRONMENT, source, day), tmp_path / "profiles")
+    us = {SHAPE: dict.fromkeys(("cluster_latency", "long_shapes", "long_split", "decode_cluster"), 10.0)}
+    write_rung_times(RungTimes(us, ENVIRONMENT, source, day), tmp_path / "profiles", UNSEEN)
+    pipes = rewrite("<!-- fa-file profiles/nvidia-h200/pipes.json -->\n<!-- /fa-file -->\n", tmp_path)
+    unseen = rewrite("<!-- fa-regret profiles/nvidia-h200 -->\n<!-- /fa-regret -->\n", tmp_path)
+    assert problems_of(pipes, tmp_path) == problems_of(unseen, tmp_path) == []
+    assert problems_of(pipes.replace("819", "820"), tmp_path) == ["1: products, TFLOP/s: 820"]
+    for page, name in ((pipes, "pipes.json"), (unseen, "unseen.json")):
+        assert problems_of(page.replace(day, "2026-11-28"), tmp_path) == [f"1: {name} has another card, day or commit"]
