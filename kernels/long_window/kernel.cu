@@ -1,5 +1,5 @@
 // long_window: windows and attention sinks; key tiles that no query of a warpgroup sees are skipped on both sides; one source for
-// long_window, long_heads, long_cap and long_ragged.
+// long_window, long_heads, long_mla, long_cap and long_ragged.
 // step:    windows and attention sinks: a work tile has a first key tile, too, and a warpgroup masks the tiles at both ends of its
 //          keys; the sink is one more score, added after the last tile
 // because: many models let a query see only the latest keys, and give each head a sink; long_causal refuses both
@@ -8,7 +8,7 @@
 // diff:    the range of key tiles, the second masked end, the sink, and a shape with three small blocks per SM, which hide each
 //          other's start and end
 // tile:    as in long_shapes; with short windows also 64 queries x 64 keys with three blocks per SM
-// takes:   fp16 and bf16, D = 64 and 128 (long_heads: 80 to 256), any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks,
+// takes:   fp16 and bf16, D = 64 and 128 (long_heads: 80 to 256; long_mla: 192 with 128 of V), any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks,
 //          windows, sinks, grouped heads (long_cap: soft caps; long_ragged: lengths of each sequence, padded, behind one another or with
 //          pages of 16 keys or more); rows contiguous and 16-byte aligned, with strides that TMA accepts
 #include "fa/entry.h"
@@ -61,7 +61,7 @@ struct Params : fa::TileParams, std::conditional_t<TAKES_RAGGED, fa::RaggedParam
 
 // A shape of work tiles, with STAGES key tiles in flight.
 template <int HEAD_DIM, int GROUPS, int BLOCK_N, int STAGES_, int BLOCKS = GROUPS == 1 ? 2 : 1>
-struct Shape : fa::Shape<HEAD_DIM, GROUPS, BLOCK_N, BLOCKS> {
+struct Shape : fa::Shape<HEAD_DIM, GROUPS, BLOCK_N, BLOCKS, V_COLUMNS == 0 ? HEAD_DIM : V_COLUMNS> {
   static constexpr int STAGES = STAGES_;
 };
 
@@ -70,7 +70,7 @@ template <typename T, typename SHAPE>
 struct SmemWithoutO {
   alignas(1024) T q[SHAPE::GROUPS][GROUP_M * SHAPE::BOXED_DIM];
   alignas(1024) T k[SHAPE::STAGES][SHAPE::BLOCK_N * SHAPE::BOXED_DIM];
-  alignas(1024) T v[SHAPE::STAGES][SHAPE::BLOCK_N * SHAPE::BOXED_DIM];
+  alignas(1024) T v[SHAPE::STAGES][SHAPE::BLOCK_N * SHAPE::BOXED_DIM_V];
   uint64_t q_full, q_empty, k_full[SHAPE::STAGES], k_empty[SHAPE::STAGES], v_full[SHAPE::STAGES], v_empty[SHAPE::STAGES];
 };
 
@@ -169,7 +169,7 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
   const uint64_t q = fa::wgmma_descriptor(smem.q[group]);
   const uint64_t first_k = fa::wgmma_descriptor(smem.k[0]);
   const uint64_t first_v = fa::wgmma_descriptor(smem.v[0], BLOCK_N * BOX_COLUMNS * 2);
-  constexpr int STAGE_STEP = SHAPE::TILE_BYTES >> 4;  // in descriptors, addresses are in units of 16 bytes
+  constexpr int STAGE_STEP = SHAPE::TILE_BYTES >> 4, V_STEP = SHAPE::V_BYTES >> 4;  // in descriptors, in units of 16 bytes
   fa::Ring<STAGES> ring;
   uint32_t q_phase = 0;
   // The named barrier of a turn has the threads of the warpgroup that takes it, and those of the one that passes it on.
@@ -242,7 +242,7 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
         take_turn();
         fa::start_qk<T, HEAD_DIM>(s, q, first_k + ring.stage * STAGE_STEP);
         fa::wait<V_FULL>(&smem.v_full[previous.stage], previous.phase);
-        fa::start_pv<T, BLOCK_N>(o, p, first_v + previous.stage * STAGE_STEP);
+        fa::start_pv<T, BLOCK_N>(o, p, first_v + previous.stage * V_STEP);
         pass_turn();
         fa::wgmma_wait_group<1>(s);
         fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
@@ -275,7 +275,7 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
 
       // P V of the first key tile.
       fa::wait<V_FULL>(&smem.v_full[ring.stage], ring.phase);
-      fa::start_pv<T, BLOCK_N>(o, p, first_v + ring.stage * STAGE_STEP);
+      fa::start_pv<T, BLOCK_N>(o, p, first_v + ring.stage * V_STEP);
       fa::wgmma_wait_group<0>(o);
       fa::release<V_EMPTY>(&smem.v_empty[ring.stage]);
       ring.advance();
@@ -388,7 +388,7 @@ struct ShapesOf {  // with fewer columns, three warpgroups have registers for mo
 };
 template <>
 struct ShapesOf<192> {
-  using type = Shapes<Shape<192, 2, 112, 2>>;
+  using type = Shapes<Shape<192, 2, V_COLUMNS == 128 ? 128 : 112, 2>>;
 };
 template <>
 struct ShapesOf<256> {
@@ -405,4 +405,5 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
 }
 
 constexpr uint32_t LENGTHS = FA_SEQLENS_Q | FA_SEQLENS_K | FA_CU_SEQLENS_Q | FA_CU_SEQLENS_K | FA_BLOCK_TABLE;
-FA_FORWARD_WITH(FA_WINDOW_LEFT | FA_WINDOW_RIGHT | FA_SINK | (TAKES_CAP ? FA_SOFTCAP : 0) | (TAKES_RAGGED ? LENGTHS : 0), launch)
+FA_FORWARD_WITH(FA_WINDOW_LEFT | FA_WINDOW_RIGHT | FA_SINK | (TAKES_CAP ? FA_SOFTCAP : 0) | (TAKES_RAGGED ? LENGTHS : 0) |
+                    (V_COLUMNS > 0 ? FA_HEAD_DIM_V : 0), launch)

@@ -54,6 +54,12 @@ LONG_SHAPES = (
     "b1h2s500d256-fp16-causal_br-sk100",  # work tiles without keys, whose O is written where Q would be
     "b1h2s300d256-fp16-win60_0-sink",
 )
+VALUES = (
+    "b1h2s300d192-fp16-causal-sk400-dv128-sink",
+    "b2h4s150d192-fp16-win50_0-kv2-sk300-dv128-bshd",
+    "b1h2s500d192-fp16-causal_br-sk100-dv128",  # work tiles without keys
+    "b2h2s333d192-fp16-sk900-dv128",
+)
 CAPPED = (
     "b1h2s130d64-fp16-cap2",
     "b1h2s130d64-fp16-sk300",
@@ -89,6 +95,12 @@ def test_the_long_rung_is_right(build: Build, number: int) -> None:
     head_dim = parse_case(f"{shape}-seed0").head_dim
     kernel = build(LONG_RUNG if head_dim in (64, 128) else "long_heads", head_dim)
     assert complaints(kernel, shape, Schedule(number, 2, early=number % 3 / 2)) == []
+
+
+@pytest.mark.parametrize("number", nightly_after(1, range(len(VALUES))))
+def test_values_with_fewer_columns_are_right(build: Build, number: int) -> None:
+    """V and O have 128 columns where Q and K have 192."""
+    assert complaints(build("long_mla", 192), VALUES[number], Schedule(number, 2, early=number % 3 / 2)) == []
 
 
 @pytest.mark.nightly

@@ -9,14 +9,14 @@
 
 namespace fa {
 
-// The shared memory of a block.  Q, K, V and O are [BOXED_DIM / BOX_COLUMNS, rows, BOX_COLUMNS], swizzled by TMA.  Where HEAD_DIM
-// ends inside a box, TMA fills its other columns with zeros.
+// The shared memory of a block.  Q and K are [BOXED_DIM / BOX_COLUMNS, rows, BOX_COLUMNS], swizzled by TMA, V and O
+// the same with BOXED_DIM_V.  Where HEAD_DIM ends inside a box, TMA fills its other columns with zeros.
 template <typename T, typename SHAPE, int STAGES>
 struct RingSmem {
   alignas(1024) T q[SHAPE::GROUPS][GROUP_M * SHAPE::BOXED_DIM];
-  alignas(1024) T o[SHAPE::GROUPS][GROUP_M * SHAPE::BOXED_DIM];
+  alignas(1024) T o[SHAPE::GROUPS][GROUP_M * SHAPE::BOXED_DIM_V];
   alignas(1024) T k[STAGES][SHAPE::BLOCK_N * SHAPE::BOXED_DIM];
-  alignas(1024) T v[STAGES][SHAPE::BLOCK_N * SHAPE::BOXED_DIM];
+  alignas(1024) T v[STAGES][SHAPE::BLOCK_N * SHAPE::BOXED_DIM_V];
   uint64_t unused;  // keeps the places of the mbarriers, and with them the machine code whose times are recorded
   uint64_t q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 };
@@ -61,7 +61,7 @@ __device__ __forceinline__ void produce(const DEAL& deal, const PARAMS& params, 
     const Origin queries = origin_of_queries(work, head);
     auto load_k = [&](int j) {
       wait(&smem.k_empty[k_ring.stage], k_ring.phase ^ 1);
-      load_keys<SHAPE>(smem.k[k_ring.stage], k_map, params, work, j, head, &smem.k_full[k_ring.stage]);
+      load_keys<SHAPE, HEAD_DIM>(smem.k[k_ring.stage], k_map, params, work, j, head, &smem.k_full[k_ring.stage]);
       k_ring.advance();
     };
     wait(&smem.q_empty, q_phase ^ 1);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void produce(const DEAL& deal, const PARAMS& params, 
       if (j > keys.first) load_k(j - 1);
       wait(&smem.v_empty[v_ring.stage], v_ring.phase ^ 1);
       delay_if_omitted<V_FULL>();
-      load_keys<SHAPE>(smem.v[v_ring.stage], v_map, params, work, j, head, &smem.v_full[v_ring.stage]);
+      load_keys<SHAPE, SHAPE::HEAD_DIM_V>(smem.v[v_ring.stage], v_map, params, work, j, head, &smem.v_full[v_ring.stage]);
       v_ring.advance();
     }
   }

@@ -95,33 +95,33 @@ __device__ __forceinline__ Origin origin_of_queries(const RaggedTile& work, cons
   return {work.queries.first, work.queries.batch};
 }
 
-// Loads tile j of K or V of a key/value head.  Called by one thread.
-template <typename SHAPE, typename T, typename PARAMS>
+// Loads tile j of K or V, of COLUMNS columns, of a key/value head.  Called by one thread.
+template <typename SHAPE, int COLUMNS, typename T, typename PARAMS>
 __device__ __forceinline__ void load_keys(T* to_smem, const CUtensorMap& map, const PARAMS&, const WorkTile&, int j, const Head& head,
                                           uint64_t* full_smem) {
-  mbarrier_arrive_expect_tx(full_smem, SHAPE::TILE_BYTES);
-  load_rows<SHAPE::HEAD_DIM, SHAPE::BLOCK_N>(to_smem, map, j * SHAPE::BLOCK_N, head.kv_head, head.batch, full_smem);
+  mbarrier_arrive_expect_tx(full_smem, SHAPE::BLOCK_N * BOXED<COLUMNS> * sizeof(T));
+  load_rows<COLUMNS, SHAPE::BLOCK_N>(to_smem, map, j * SHAPE::BLOCK_N, head.kv_head, head.batch, full_smem);
 }
 
 // With pages, in boxes of PAGE_ROWS rows, without those behind the last key: their entries of the table may be any number.
-template <typename SHAPE, typename T, typename PARAMS>
+template <typename SHAPE, int COLUMNS, typename T, typename PARAMS>
 __device__ __forceinline__ void load_keys(T* to_smem, const CUtensorMap& map, const PARAMS& params, const RaggedTile& work, int j,
                                           const Head& head, uint64_t* full_smem) {
-  constexpr int BLOCK_N = SHAPE::BLOCK_N;
+  constexpr int BLOCK_N = SHAPE::BLOCK_N, ROW_BYTES = BOXED<COLUMNS> * sizeof(T);
   if (params.block_table == nullptr) {
-    mbarrier_arrive_expect_tx(full_smem, SHAPE::TILE_BYTES);
-    load_rows<SHAPE::HEAD_DIM, BLOCK_N>(to_smem, map, work.keys.first + j * BLOCK_N, head.kv_head, work.keys.batch, full_smem);
+    mbarrier_arrive_expect_tx(full_smem, BLOCK_N * ROW_BYTES);
+    load_rows<COLUMNS, BLOCK_N>(to_smem, map, work.keys.first + j * BLOCK_N, head.kv_head, work.keys.batch, full_smem);
     return;
   }
   const int boxes = (min(BLOCK_N, work.keys.count - j * BLOCK_N) + PAGE_ROWS - 1) / PAGE_ROWS;
   const int* table = params.block_table + int64_t(work.keys.batch) * params.table_stride;
-  mbarrier_arrive_expect_tx(full_smem, boxes * PAGE_ROWS * SHAPE::TILE_BYTES / BLOCK_N);
+  mbarrier_arrive_expect_tx(full_smem, boxes * PAGE_ROWS * ROW_BYTES);
 #pragma unroll 1
   for (int box = 0; box < boxes; ++box) {
     const int key = j * BLOCK_N + box * PAGE_ROWS, page = __ldg(table + (key >> params.page_log2));
     const int row = key & ((1 << params.page_log2) - 1);
 #pragma unroll
-    for (int d = 0; d < SHAPE::HEAD_DIM; d += BOX_COLUMNS) {
+    for (int d = 0; d < COLUMNS; d += BOX_COLUMNS) {
       T* box_smem = to_smem + d * BLOCK_N + box * PAGE_ROWS * BOX_COLUMNS;
       cp_async_bulk_tensor_4d(box_smem, map, d, row, head.kv_head, page, full_smem);
     }
@@ -136,7 +136,7 @@ __device__ __forceinline__ void clear_tail(T* v_smem, int rows, int named_barrie
 #pragma unroll 1
   for (int i = rows * ROW_VECTORS + thread_in_group; i < SHAPE::BLOCK_N * ROW_VECTORS; i += GROUP_THREADS) {
 #pragma unroll
-    for (int d = 0; d < SHAPE::BOXED_DIM; d += BOX_COLUMNS) {
+    for (int d = 0; d < SHAPE::BOXED_DIM_V; d += BOX_COLUMNS) {
       reinterpret_cast<uint4*>(v_smem + d * SHAPE::BLOCK_N)[i] = make_uint4(0, 0, 0, 0);
     }
   }

@@ -79,12 +79,18 @@ int make_key_map(CUtensorMap* map, const FaForwardArgs* args, const void* data, 
 template <typename SHAPE>
 int make_tensor_maps(const FaForwardArgs* args, TensorMaps* maps) {
   constexpr Box QUERIES = {GROUP_M, BOX_COLUMNS};
+  FaForwardArgs values = fa_copy_args(args);
+  if (values.head_dim_v != SHAPE::HEAD_DIM_V) {
+    return fa_refuse(args, "head_dim_v is %lld, with head_dim %d it must be %d", static_cast<long long>(values.head_dim_v),
+                     SHAPE::HEAD_DIM, SHAPE::HEAD_DIM_V);
+  }
+  values.head_dim = values.head_dim_v;
   *maps = {};
-  if (int status = make_tensor_map(&maps->o, args, args->out, args->heads, args->seq_q, args->out_stride, QUERIES)) return status;
+  if (int status = make_tensor_map(&maps->o, &values, args->out, args->heads, args->seq_q, args->out_stride, QUERIES)) return status;
   if (args->seq_k == 0) return FA_OK;  // the kernel reads no input
   if (int status = make_tensor_map(&maps->q, args, args->q, args->heads, args->seq_q, args->q_stride, QUERIES)) return status;
   if (int status = make_key_map<SHAPE>(&maps->k, args, args->k, args->k_stride)) return status;
-  return make_key_map<SHAPE>(&maps->v, args, args->v, args->v_stride);
+  return make_key_map<SHAPE>(&maps->v, &values, args->v, args->v_stride);
 }
 
 // Allows a kernel to use `SMEM_BYTES` of shared memory per block.  Refuses one whose warpgroups would wait for registers for ever.
