@@ -49,7 +49,8 @@ def _from_git(folder: Path) -> Source | None:
         if not _git(folder, "ls-files"):  # an untracked copy inside another repository
             return None
         commit = _git(folder, "rev-parse", "HEAD")
-        return Source(commit=commit, dirty=bool(_git(folder, "status", "--porcelain")), origin="git")
+        changes = _git(folder, "status", "--porcelain", "--", ":(top)", f":(exclude){RESULTS}")
+        return Source(commit=commit, dirty=bool(changes), origin="git")
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -12,7 +12,7 @@ from pytest_fa.errors import FaError
 from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.log import read_records
 from pytest_fa.records.origin import Share, origin_of
-from pytest_fa.records.record import JUDGED_KINDS, Record
+from pytest_fa.records.record import JUDGED_KINDS, Record, RecordKind
 from pytest_fa.records.standing import Rank, day_of, rank_of, standing_results, words_of
 
 NOTHING = "-"
@@ -21,6 +21,21 @@ AnyValue = TypeVar("AnyValue")
 # Of one variant: its records of `test_correct` and `test_speed` at one shape, and its failures of any test there.
 AtShape = tuple[Record, ...]
 FAILURES_SAVED_SINCE = "2026-11-27"  # the records of this repository that are older are of results that passed only
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What a block shows that was measured; nothing for one of what the code declares.
+
+    In the records folder `profiles`, results of each kind in `kinds` of each of `variants` at each of `shapes`, and its
+    failures there.  Those of `kinds_if_saved` only if there are such.  `files` are JSON files of that folder, by name.
+    """
+
+    profiles: str = ""
+    variants: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    kinds: tuple[RecordKind, ...] = ()
+    kinds_if_saved: tuple[RecordKind, ...] = ()
+    files: tuple[str, ...] = ()
 
 
 class TableProblem(FaError):
@@ -65,9 +80,7 @@ def records_of(root: Path, profiles: str, variant: str) -> list[Record]:
 
 def records_at(profiles: Path, variant: str, shapes: list[str]) -> list[AtShape]:
     """The records of a variant at each shape; none of a shape that was not measured."""
-    records = [
-        each for each in standing_of(profiles, variant) if each.kind in ("correct", "speed") or _is_failure(each)
-    ]
+    records = [each for each in standing_of(profiles, variant) if each.kind in ("correct", "speed") or is_failure(each)]
     return [tuple(each for each in records if each.case and each.case.shape_id == shape) for shape in shapes]
 
 
@@ -76,7 +89,8 @@ def standing_of(profiles: Path, variant: str) -> list[Record]:
     return list(standing_results(read_records(profiles / f"{variant}.jsonl")).records)
 
 
-def _is_failure(record: Record) -> bool:
+def is_failure(record: Record) -> bool:
+    """Whether the output of a result was judged, and failed."""
     return record.kind in JUDGED_KINDS and rank_of(record) is Rank.FAILURE
 
 
@@ -92,7 +106,7 @@ def is_contradicted(records: AtShape) -> bool:
 
 def marked_us(records: AtShape) -> str:
     """The time of a variant at one shape, with a `!` if no other clock confirms it; after a failure, what it was."""
-    failures = sorted(filter(_is_failure, records), key=lambda record: record.measured_at)
+    failures = sorted(filter(is_failure, records), key=lambda record: record.measured_at)
     if failures:
         return f"{words_of(failures[-1])} ({day_of(failures[-1])})"
     return figure(device_us(records)) + ("!" if is_contradicted(records) else "")
@@ -121,7 +135,7 @@ def with_origin(markdown: str, records: Iterable[Record], *, has_checks: bool = 
     table without times (`has_times`) is about all results.
     """
     all_records = list(records)
-    judged = [each for each in all_records if each.kind in JUDGED_KINDS and (each.check or _is_failure(each))]
+    judged = [each for each in all_records if each.kind in JUDGED_KINDS and (each.check or is_failure(each))]
     old = sum(day_of(record) < FAILURES_SAVED_SINCE for record in judged)
     old_checks = Share(old, len(judged), "check", f"older than the saving of failures ({FAILURES_SAVED_SINCE})")
     shares = [old_checks] if has_checks and judged else []

@@ -8,7 +8,7 @@ from pathlib import Path
 from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.features.gate.noise_table import NoiseRow, noise_rows
 from pytest_fa.records.origin import origin_of_file
-from tools.docs.block import NOTHING, TableProblem, one_of, table, with_line
+from tools.docs.block import NOTHING, Shown, TableProblem, one_of, table, with_line
 from tools.docs.pipes import Loop, Pipes, read_pipes
 
 
@@ -16,6 +16,13 @@ def block(words: str, root: Path) -> str:
     """The table of a file.  Raises `TableProblem` if it is not there, `UnreadableRecords` if it cannot be read."""
     path = Path(words)
     return one_of(path.name, FILES, "the file of fa-file")(root, path.parent)
+
+
+def contents(words: str, _root: Path) -> Shown:
+    """The file that the table shows.  Raises `TableProblem` if there is no such table."""
+    path = Path(words)
+    one_of(path.name, FILES, "the file of fa-file")
+    return Shown(path.parent.as_posix(), files=(path.name,))
 
 
 def _noise(root: Path, folder: Path) -> str:

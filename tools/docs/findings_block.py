@@ -10,11 +10,12 @@ import msgspec
 from pytest_fa.features.html.margins import worst_margins
 from pytest_fa.features.ncu.bottleneck import bottleneck_of
 from pytest_fa.features.ncu.nsight_report import DURATION, CountedKernel, NsightReport
-from pytest_fa.records.record import Record
+from pytest_fa.records.record import JUDGED_KINDS, Record
 from pytest_fa.records.timing import ProfilerTime, Speed
 from pytest_fa.table.tool_lines import short_name
 from tools.docs.block import (
     NOTHING,
+    Shown,
     figure,
     names_in,
     one_of,
@@ -42,6 +43,20 @@ def block(words: str, root: Path) -> str:
     """The table that the words of a comment describe.  Raises `TableProblem` for words or records that do not exist."""
     spec = read_words(words, Spec)
     return one_of(spec.of, FINDINGS, "of")(spec, root)
+
+
+def contents(words: str, root: Path) -> Shown:
+    """What the table shows that was measured.  Raises `TableProblem` for words or records that do not exist."""
+    spec = read_words(words, Spec)
+    names = tuple(some_names_in(spec.variants, "variants"))
+    if one_of(spec.of, FINDINGS, "of") is _margins:
+        judged = [each for name in names for each in records_of(root, spec.profiles, name) if each.check and each.case]
+        shapes = tuple(dict.fromkeys(each.case.shape_id for each in judged if each.case))
+        return Shown(spec.profiles, names, shapes, (), JUDGED_KINDS)
+    shapes = tuple(some_names_in(spec.cases, "cases"))
+    if FINDINGS[spec.of] is _bottlenecks:
+        return Shown(spec.profiles, names, shapes, ("profile",))
+    return Shown(spec.profiles, names, shapes, ("speed",), ("profile",))
 
 
 def _margins(spec: Spec, root: Path) -> str:

@@ -10,12 +10,18 @@ from pytest_fa.attention.dtypes import DTYPES
 from pytest_fa.attention.part import Part, shown
 from pytest_fa.features.selftest.exploit_lines import exploit_items, twin_items
 from pytest_fa.options.flags import all_options
-from tools.docs.block import NOTHING, one_of, table
+from tools.docs.block import NOTHING, Shown, one_of, table
 
 
 def block(words: str, _root: Path) -> str:
     """The text of a list or of a table.  Raises `TableProblem` if there is no such list."""
     return one_of(words, LISTS, "the list of fa-list")()
+
+
+def contents(words: str, _root: Path) -> Shown:
+    """Nothing that was measured.  Raises `TableProblem` if there is no such list."""
+    one_of(words, LISTS, "the list of fa-list")
+    return Shown()
 
 
 def _list(items: list[str]) -> str:

@@ -33,20 +33,42 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_fa.errors import FaError
 from tools.docs import file_block, findings_block, list_block, regret_block, screen_block, shapes_block, variants_block
-from tools.docs.block import TableProblem, one_of
+from tools.docs.block import Shown, TableProblem, one_of
+
+
+class BlockKind(NamedTuple):
+    """Of the words of a comment and the root folder: the table, and what it shows that was measured."""
+
+    block: Callable[[str, Path], str]
+    contents: Callable[[str, Path], Shown]
+
+
+class Comment(NamedTuple):
+    """The comment before a table: its line in the page, its kind and its words."""
+
+    line: int
+    kind: str
+    words: str
+
+    def contents(self, root: Path) -> Shown:
+        """What the table shows that was measured.  Raises `TableProblem` if the comment cannot be read."""
+        return _kind_of(self.kind).contents(self.words, root)
+
 
 KINDS = {
-    "variants": variants_block.block,
-    "shapes": shapes_block.block,
-    "findings": findings_block.block,
-    "screen": screen_block.block,
-    "file": file_block.block,
-    "list": list_block.block,
-    "regret": regret_block.block,
+    "variants": BlockKind(variants_block.block, variants_block.contents),
+    "shapes": BlockKind(shapes_block.block, shapes_block.contents),
+    "findings": BlockKind(findings_block.block, findings_block.contents),
+    "screen": BlockKind(screen_block.block, screen_block.contents),
+    "file": BlockKind(file_block.block, file_block.contents),
+    "list": BlockKind(list_block.block, list_block.contents),
+    "regret": BlockKind(regret_block.block, regret_block.contents),
 }
 
 BLOCK = re.compile(
@@ -60,14 +82,30 @@ def rewrite(text: str, root: Path) -> str:
     Raises `TableProblem` for a comment that cannot be read, a table that is not closed, or records that do not exist,
     and `UnreadableRecords` for a record file with a line that is no record.
     """
-    closed, opened = len(BLOCK.findall(text)), text.count("<!-- fa-")
-    if not (closed == opened == text.count("<!-- /fa-")):
-        raise TableProblem(f"{opened} tables are opened, {closed} of them are closed; close each on its own line")
+    require_closed(text)
     return BLOCK.sub(lambda block: f"{block[1]}\n{_table_of(block['kind'], block['words'], root)}\n\n{block[4]}", text)
 
 
+def comments_of(text: str) -> list[Comment]:
+    """The comments of a page before its tables.  Raises `TableProblem` for a table that is not closed."""
+    require_closed(text)
+    blocks = BLOCK.finditer(text)
+    return [Comment(text.count("\n", 0, block.start()) + 1, block["kind"], block["words"]) for block in blocks]
+
+
+def require_closed(text: str) -> None:
+    """Raise `TableProblem` if a table of a page is not closed."""
+    closed, opened = len(BLOCK.findall(text)), text.count("<!-- fa-")
+    if not (closed == opened == text.count("<!-- /fa-")):
+        raise TableProblem(f"{opened} tables are opened, {closed} of them are closed; close each on its own line")
+
+
 def _table_of(kind: str, words: str, root: Path) -> str:
-    return one_of(kind, KINDS, "the kind of a table, fa-<kind>,")(words, root)
+    return _kind_of(kind).block(words, root)
+
+
+def _kind_of(kind: str) -> BlockKind:
+    return one_of(kind, KINDS, "the kind of a table, fa-<kind>,")
 
 
 def main(arguments: list[str]) -> int:

@@ -11,7 +11,7 @@ from kernels.auto.problem import Problem
 from kernels.auto.regret import Chosen, choices
 from kernels.auto.rung_times import UNSEEN, read_rung_times
 from pytest_fa.records.origin import origin_of_file
-from tools.docs.block import NOTHING, TableProblem, figure, table, with_line
+from tools.docs.block import NOTHING, Shown, TableProblem, figure, table, with_line
 
 FEW_ROWS = 64  # queries of all heads that share a key/value head
 KINDS: dict[str, Callable[[Problem], bool]] = {
@@ -35,6 +35,11 @@ def block(words: str, root: Path) -> str:
     chosen = choices(times, costs)
     rows = [_row(name, [each for each in chosen if is_one(each.problem)]) for name, is_one in KINDS.items()]
     return with_line(table([HEADS, *rows]), origin_of_file(times.environment, times.source, times.measured_at))
+
+
+def contents(words: str, _root: Path) -> Shown:
+    """The file that the table shows."""
+    return Shown(words, files=(UNSEEN,))
 
 
 def _row(name: str, chosen: list[Chosen]) -> list[str]:

@@ -12,7 +12,7 @@ from pytest_fa.records.ceilings import read_ceilings
 from pytest_fa.table.answer import RunFacts, answer_lines
 from pytest_fa.table.layout import table_lines
 from pytest_fa.table.rows import make_groups
-from tools.docs.block import TableProblem, names_in, read_words, records_of, with_origin
+from tools.docs.block import Shown, TableProblem, names_in, read_words, records_of, some_names_in, with_origin
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,3 +36,10 @@ def block(words: str, root: Path) -> str:
     lines = table_lines(make_groups(records, read_ceilings(path.parent, path.name)), int(spec.width))
     texts = [line.text for line in (*lines, *answer_lines(records, RunFacts()))]
     return with_origin("\n".join(["```console", *texts, "```"]), records, has_checks=True)
+
+
+def contents(words: str, _root: Path) -> Shown:
+    """What the screen shows that was measured.  Raises `TableProblem` for words that cannot be read."""
+    spec = read_words(words, Spec)
+    names, shapes = some_names_in(spec.variants, "variants"), some_names_in(spec.cases, "cases")
+    return Shown(spec.profiles, tuple(names), tuple(shapes), ("correct", "speed"), ("property",))

@@ -8,12 +8,14 @@ from pathlib import Path
 import msgspec
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.records.ceilings import NAME as CEILINGS
 from pytest_fa.records.ceilings import Ceilings, read_ceilings
 from pytest_fa.records.timing import Speed
 from pytest_fa.table.rows import launched_kernels
 from tools.docs.block import (
     NOTHING,
     AtShape,
+    Shown,
     TableProblem,
     device_us,
     figure,
@@ -75,6 +77,14 @@ def block(words: str, root: Path) -> str:
         rows.append([f"`{shape}`", *(cell for _, cells in columns for cell in cells(row))])
     shown = (record for column in measured.values() for at_shape in column for record in at_shape)
     return with_origin(table(rows), shown)
+
+
+def contents(words: str, _root: Path) -> Shown:
+    """What the table shows that was measured.  Raises `TableProblem` for words that cannot be read."""
+    spec = read_words(words, Spec)
+    shapes, names = some_names_in(spec.cases, "cases"), some_names_in(spec.variants, "variants")
+    files = (CEILINGS,) if NEEDS_CEILINGS & {*names_in(spec.columns)} else ()
+    return Shown(spec.profiles, tuple(names), tuple(shapes), ("speed",), files=files)
 
 
 def _ceilings(folder: Path, spec: Spec) -> Ceilings:

@@ -11,10 +11,12 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.built import Kernel
 from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import RecordKind
 from pytest_fa.table.rows import launched_kernels
 from tools.docs.block import (
     NOTHING,
     AtShape,
+    Shown,
     TableProblem,
     device_us,
     figure,
@@ -102,6 +104,15 @@ def block(words: str, root: Path) -> str:
     text = table([heads, *([cell for _, cells in columns for cell in cells(row)] for row in rows)])
     shown = (record for at_shapes in measured.values() for at_shape in at_shapes for record in at_shape)
     return with_origin(text, shown, has_checks="checks" in names_in(spec.columns))
+
+
+def contents(words: str, root: Path) -> Shown:
+    """What the table shows that was measured.  Raises `TableProblem` for words that cannot be read."""
+    spec = read_words(words, Spec)
+    catalog = _variants(root / spec.kernels) if spec.kernels else {}
+    names = dict.fromkeys((*_rows(spec, root, catalog), *names_in(spec.against)))
+    kinds: tuple[RecordKind, ...] = ("correct", "speed") if "checks" in names_in(spec.columns) else ("speed",)
+    return Shown(spec.profiles, tuple(names), tuple(some_names_in(spec.cases, "cases")), kinds)
 
 
 def _rows(spec: Spec, root: Path, catalog: dict[str, Variant]) -> list[str]:

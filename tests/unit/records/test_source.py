@@ -46,11 +46,15 @@ def stamp(folder: Path) -> None:
     (folder / STAMP_NAME).write_text(json.dumps(content), encoding="utf-8")
 
 
-@pytest.mark.parametrize(("change", "dirty"), [(None, False), ("kernel.cu", True), ("new.cu", True)])
+@pytest.mark.parametrize(
+    ("change", "dirty"),
+    [(None, False), ("kernel.cu", True), ("new.cu", True), ("profiles/cpu/mine.jsonl", False), ("profiles.cu", True)],
+)
 def test_git_gives_commit_and_changes(folder: Path, change: str | None, *, dirty: bool) -> None:
-    """The source is the commit that is checked out; it is dirty if a tracked or untracked file differs."""
+    """It is dirty if a tracked or untracked file differs, but not because a run has saved its results."""
     head = commit(folder)
     if change is not None:
+        (folder / change).parent.mkdir(parents=True, exist_ok=True)
         (folder / change).write_text("changed", encoding="utf-8")
     assert Source(commit=head, dirty=dirty, origin="git") == read_source(folder)
 

@@ -1,0 +1,59 @@
+"""In place of pytest: saves a result of each test on its command line, as `FAKE_CARD` and `FAKE_OUTCOME` say.
+
+A test of the variant `FAKE_SLOW` saves nothing until the process is interrupted.  `FAKE_LOG` gets a line per process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from pytest_fa.records.log import save_records
+from pytest_fa.records.outcome import Outcome
+from pytest_fa.records.record import MachineIdentity, Record
+from pytest_fa.records.source import read_source
+from tests.factories import ENVIRONMENT, OK, record, speed
+
+OUTCOMES = {str(each): each for each in Outcome}
+
+
+def main(arguments: list[str]) -> int:
+    """Save the results; return 1 if they are failures."""
+    options = dict(word.split("=", 1) for word in arguments if word.startswith("--fa-") and "=" in word)
+    tests = [re.fullmatch(r"pytest_fa\.suite\.test_attention::test_(\w+)\[(\w+)-(.+)\]", word) for word in arguments]
+    results = [_result(*test.groups()) for test in tests if test]
+    with Path(os.environ["FAKE_LOG"]).open("a", encoding="utf-8") as stream:
+        stream.write(" ".join(f"{each.kind}:{each.variant}" for each in results) + "\n")
+    slow = os.environ.get("FAKE_SLOW")
+    save_records([each for each in results if each.variant != slow], Path(options["--fa-profiles"]))
+    if any(each.variant == slow for each in results):
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            save_records([each for each in results if each.variant == slow], Path(options["--fa-profiles"]))
+            return 2
+    return int(os.environ.get("FAKE_OUTCOME", "ok") != "ok")
+
+
+def _result(kind: str, variant: str, case: str) -> Record:
+    outcome = OUTCOMES[os.environ.get("FAKE_OUTCOME", "ok")]
+    is_timed = kind == "speed" and outcome == Outcome.OK
+    plain = record(variant, f"{case.removesuffix('-seed0')}-seed0", "speed" if kind == "speed" else "correct", check=OK)
+    return msgspec.structs.replace(
+        plain,
+        outcome=outcome,
+        speed=speed(2.0) if is_timed else None,
+        environment=ENVIRONMENT,
+        source=read_source(Path.cwd()),
+        machine=MachineIdentity("host", os.environ["FAKE_CARD"]),
+        measured_at=f"2026-11-30T00:00:{time.monotonic() % 60:09.6f}+00:00",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

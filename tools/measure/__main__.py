@@ -1,0 +1,82 @@
+"""Measures again what README, docs and ladders show.
+
+    python -m tools.measure                    what is left to measure of this commit, and how long that takes
+    python -m tools.measure --run              measure it, in a clean tree, and save it in profiles/
+    python -m tools.measure --run --seconds N  begin only what is expected to end within N seconds
+    python -m tools.measure --check            which rows are stale, dirty, mixed, missing or of another method
+
+Repeat the run until nothing is left.  Then
+`python -m tools.docs.markdown` writes the tables.
+
+Exit status: 0 if nothing is left or at fault; 1 if something is; 2 if a page or a record cannot be read, or if nothing
+can be measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from pytest_fa.errors import FaError
+from pytest_fa.records.source import read_source
+from tools.measure.faults import check_lines
+from tools.measure.measure import require_card, require_clean, run_pieces
+from tools.measure.plan import PYTEST, make_plan
+from tools.measure.tables import ShownPages
+
+
+def main(arguments: list[str], root: Path | None = None, pytest: tuple[str, ...] = PYTEST) -> int:
+    """Print the plan, check the records, or measure; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.measure", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--check", action="store_true", help="say which rows are out of date")
+    what.add_argument("--run", action="store_true", help="measure what is left")
+    parser.add_argument("--seconds", type=float, help="with --run: the time after which no piece ends")
+    options = parser.parse_args(arguments)
+    if options.seconds is not None and not options.run:
+        parser.error("--seconds needs --run")
+    folder = root or Path.cwd()
+    try:
+        if options.check:
+            return _check(folder)
+        return _run(folder, options.seconds, pytest) if options.run else _print_plan(folder)
+    except (FaError, OSError) as problem:
+        sys.stderr.write(f"{problem}\n")
+        return 2
+
+
+def _check(root: Path) -> int:
+    lines, faults = check_lines(ShownPages(root))
+    _say(*lines, f"{faults} faults" if faults else "every row is of these sources, of one clean commit and of one card")
+    return int(bool(faults))
+
+
+def _print_plan(root: Path) -> int:
+    plan = make_plan(ShownPages(root), read_source(root))
+    _say(*plan.lines)
+    return int(bool(plan.pieces))
+
+
+def _run(root: Path, seconds: float | None, pytest: tuple[str, ...]) -> int:
+    source, pages = require_clean(root), ShownPages(root)
+    card = require_card(pages.tables())
+    plan = make_plan(pages, source, card, pytest)
+    _say(*plan.lines)
+    if not run_pieces(root, plan, seconds, _say):
+        return 1
+    left = make_plan(ShownPages(root), source, card, pytest)
+    missing = [f"not measured: {each}" for piece in left.pieces for each in (piece.results or (piece.file,))]
+    _say(*(missing or ["nothing is left"]))
+    return int(bool(left.pieces))
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
