@@ -269,7 +269,7 @@ def test_an_unknown_kind_is_named(tmp_path: Path) -> None:
         (
             "speeds",
             "all",
-            "fa-<kind>, is 'speeds' (allowed: variants, shapes, findings, screen, file, claims, list",
+            "fa-<kind>, is 'speeds' (allowed: variants, shapes, findings, screen, file, accuracy, claims, list",
         ),
         (
             "list",

@@ -26,6 +26,9 @@ A table is between two comments.  The first comment says what the table shows:
     <!-- fa-claims claims=profiles/claims.yaml profiles=profiles/nvidia-h200 -->
     <!-- /fa-claims -->
 
+    <!-- fa-accuracy of=gates profiles=profiles/nvidia-h200 -->
+    <!-- /fa-accuracy -->
+
     <!-- fa-list options -->
     <!-- /fa-list -->
 
@@ -42,6 +45,7 @@ from typing import NamedTuple
 
 from pytest_fa.errors import FaError
 from tools.docs import (
+    accuracy_block,
     claims_block,
     file_block,
     findings_block,
@@ -79,6 +83,7 @@ KINDS = {
     "findings": BlockKind(findings_block.block, findings_block.contents),
     "screen": BlockKind(screen_block.block, screen_block.contents),
     "file": BlockKind(file_block.block, file_block.contents),
+    "accuracy": BlockKind(accuracy_block.block, accuracy_block.contents),
     "claims": BlockKind(claims_block.block, claims_block.contents),
     "list": BlockKind(list_block.block, list_block.contents),
     "regret": BlockKind(regret_block.block, regret_block.contents),

@@ -4,7 +4,7 @@ It reads a table as the page has it, and the records, and uses nothing of what m
 record of the variant and the shape of its cell has it; a ratio or a difference, if two such records have it.  Counts of
 lines and of checks, and what a manifest says, are not figures of a record.  Of `noise.json` and `unseen.json`, whose
 tables have means over many times, only the card, the day and the commit are compared; of published speeds, the measured
-times.
+times.  `fa-accuracy` is left out, since it has no figure of a single result.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def tables_of(text: str, root: Path) -> Iterator[RenderedTable]:
     for block in BLOCK.finditer(text):
         words: dict[str, str] = dict(word.partition("=")[::2] for word in block["words"].split())
         folder = root / words.get("profiles", block["words"])
-        if block["kind"] != "list":
+        if block["kind"] not in ("list", "accuracy"):
             line = text.count("\n", 0, block.start()) + 1
             yield RenderedTable(line, block["kind"], words, folder, block[0].splitlines()[1:-1])
 
