@@ -266,7 +266,11 @@ def test_an_unconfirmed_time_is_marked_and_has_no_ratio(tmp_path: Path) -> None:
 def test_an_unknown_kind_is_named(tmp_path: Path) -> None:
     """For a kind, a list or a file that does not exist, the message says which ones do."""
     for kind, words, message in (
-        ("speeds", "all", "fa-<kind>, is 'speeds' (allowed: variants, shapes, findings, screen, file, list, regret)"),
+        (
+            "speeds",
+            "all",
+            "fa-<kind>, is 'speeds' (allowed: variants, shapes, findings, screen, file, accuracy, claims, list",
+        ),
         (
             "list",
             "all",

@@ -136,6 +136,19 @@ def test_the_plan_has_what_the_tables_show(root: Path) -> None:
     ]
 
 
+def test_published_speeds_are_measured_at_their_cases_only(root: Path) -> None:
+    """A kernel is not measured at the cases of claims about other kernels, and a record there is not compared."""
+    head = "by: A, source: 'https://example.org', version: v1, date: '2026-01-02', gpu: NVIDIA H200"
+    claims = f"{{variant: first, case: {SHAPE}, us: 1.0}}, {{variant: second, case: {SMALL_SHAPE}, us: 1.0}}"
+    (root / "claims.yaml").write_text(f"[{{{head}, claims: [{claims}]}}]", encoding="utf-8")
+    text = f"<!-- fa-claims claims=claims.yaml {WORDS} -->\n<!-- /fa-claims -->\n"
+    (root / "README.md").write_text(text, encoding="utf-8")
+    save(root, timed(root, "first", SMALL_SHAPE))
+    (table,) = ShownPages(root).tables()
+    assert list(map(str, table.records)) == [f"speed of first at {SHAPE}", f"speed of second at {SMALL_SHAPE}"]
+    assert table.files == ("profiles/nvidia-h200/noise.json",)
+
+
 def test_a_piece_names_its_tests(root: Path) -> None:
     """One process measures the results of a shape, and nothing else; the ids are those of the suite."""
     (piece,) = plan_of(root).pieces

@@ -28,6 +28,7 @@ class Shown(msgspec.Struct, frozen=True):
 
     In the records folder `profiles`, results of each kind in `kinds` of each of `variants` at each of `shapes`, and its
     failures there.  Those of `kinds_if_saved` only if there are such.  `files` are JSON files of that folder, by name.
+    With `pairs`, it shows only these variants at these shapes.
     """
 
     profiles: str = ""
@@ -36,6 +37,12 @@ class Shown(msgspec.Struct, frozen=True):
     kinds: tuple[RecordKind, ...] = ()
     kinds_if_saved: tuple[RecordKind, ...] = ()
     files: tuple[str, ...] = ()
+    pairs: frozenset[tuple[str, str]] | None = None
+
+    def shows(self, variant: str, shape: str) -> bool:
+        """Whether the block shows results of a variant at a shape."""
+        is_pair = self.pairs is None or (variant, shape) in self.pairs
+        return is_pair and variant in self.variants and shape in self.shapes
 
 
 class TableProblem(FaError):

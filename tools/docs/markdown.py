@@ -23,6 +23,12 @@ A table is between two comments.  The first comment says what the table shows:
     <!-- fa-regret profiles/nvidia-h200 -->
     <!-- /fa-regret -->
 
+    <!-- fa-claims claims=profiles/claims.yaml profiles=profiles/nvidia-h200 -->
+    <!-- /fa-claims -->
+
+    <!-- fa-accuracy of=gates profiles=profiles/nvidia-h200 -->
+    <!-- /fa-accuracy -->
+
     <!-- fa-list options -->
     <!-- /fa-list -->
 
@@ -38,7 +44,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_fa.errors import FaError
-from tools.docs import file_block, findings_block, list_block, regret_block, screen_block, shapes_block, variants_block
+from tools.docs import (
+    accuracy_block,
+    claims_block,
+    file_block,
+    findings_block,
+    list_block,
+    regret_block,
+    screen_block,
+    shapes_block,
+    variants_block,
+)
 from tools.docs.block import Shown, TableProblem, one_of
 
 
@@ -67,6 +83,8 @@ KINDS = {
     "findings": BlockKind(findings_block.block, findings_block.contents),
     "screen": BlockKind(screen_block.block, screen_block.contents),
     "file": BlockKind(file_block.block, file_block.contents),
+    "accuracy": BlockKind(accuracy_block.block, accuracy_block.contents),
+    "claims": BlockKind(claims_block.block, claims_block.contents),
     "list": BlockKind(list_block.block, list_block.contents),
     "regret": BlockKind(regret_block.block, regret_block.contents),
 }

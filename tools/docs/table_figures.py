@@ -3,7 +3,8 @@
 It reads a table as the page has it, and the records, and uses nothing of what makes the table.  A figure is found if a
 record of the variant and the shape of its cell has it; a ratio or a difference, if two such records have it.  Counts of
 lines and of checks, and what a manifest says, are not figures of a record.  Of `noise.json` and `unseen.json`, whose
-tables have means over many times, only the card, the day and the commit are compared.
+tables have means over many times, only the card, the day and the commit are compared; of published speeds, the measured
+times.  `fa-accuracy` is left out, since it has no figure of a single result.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def tables_of(text: str, root: Path) -> Iterator[RenderedTable]:
     for block in BLOCK.finditer(text):
         words: dict[str, str] = dict(word.partition("=")[::2] for word in block["words"].split())
         folder = root / words.get("profiles", block["words"])
-        if block["kind"] != "list":
+        if block["kind"] not in ("list", "accuracy"):
             line = text.count("\n", 0, block.start()) + 1
             yield RenderedTable(line, block["kind"], words, folder, block[0].splitlines()[1:-1])
 
@@ -142,6 +143,9 @@ def _cells(table: RenderedTable, records: RecordsOfTable) -> Iterator[TableCell]
     if table.kind == "screen":
         yield from _cells_of_screen(table, records)
         return
+    if table.kind == "claims":
+        yield from _cells_of_claims(table, records)
+        return
     shapes = names_in(table.words["cases"])
     heads, *rows = table.rows
     for row in rows:
@@ -161,6 +165,20 @@ def _cells(table: RenderedTable, records: RecordsOfTable) -> Iterator[TableCell]
                 values = _values_by_profiler(records.saved(variant, shape), head, text)
                 values += records.values(head, variant, shape)
             yield f"{variant} at {shape}", head, text.removesuffix("!").removesuffix(" us"), values
+
+
+def _cells_of_claims(table: RenderedTable, records: RecordsOfTable) -> Iterator[TableCell]:
+    """The measured times beside published speeds: of the kernel and, beside a ratio, of the other one."""
+    heads, *rows = table.rows
+    for row in rows:
+        variant, shape, claimed, measured = row[:4]
+        names = [variant, *(claimed.split(" x ")[1:])]
+        yield (
+            f"{variant} at {shape}",
+            heads[3],
+            measured,
+            [us for name in names for us in records.values("us", name, shape)],
+        )
 
 
 def _values_by_variant(

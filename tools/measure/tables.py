@@ -93,7 +93,7 @@ class ShownPages:
         for variant in shown.variants:
             standing, bad_lines = self._saved_of(shown.profiles, variant)
             for record in sorted(standing, key=rank_of, reverse=True):  # an answer replaces a result without a verdict
-                if record.case and record.case.shape_id in shown.shapes and _is_shown(record, shown):
+                if record.case and shown.shows(variant, record.case.shape_id) and _is_shown(record, shown):
                     records[ShownResult(record.kind, record.id, variant, record.case.shape_id)] = record
             keys = {bad_line.earlier_key for bad_line in bad_lines}
             earlier |= {each for each in records if each.variant == variant and (each.kind, each.id) in keys}
@@ -107,7 +107,7 @@ class ShownPages:
             if name not in self.variants:
                 raise TableProblem(f"there is no variant {name}")
             variant = self.variants[name]
-            for shape in shown.shapes:
+            for shape in (each for each in shown.shapes if shown.shows(name, each)):
                 case = parse_case(f"{shape}-{SEED}")
                 kinds = [kind for kind in shown.kinds if kind != "correct" or _has_checks_of_its_own(variant)]
                 if variant.refuses(case) is None:

@@ -7,6 +7,7 @@ import statistics
 import msgspec
 
 from pytest_fa.features.gate.decision import ANALYSES, analyse
+from pytest_fa.features.gate.gated import GateVerdict
 from pytest_fa.features.gate.noise import Noise
 from pytest_fa.records.paired import PairSamples
 
@@ -58,15 +59,15 @@ def _row(candidate: str, pair: PairSamples, process_sd: float) -> NoiseRow:
         block_sd=statistics.fmean(statistics.stdev(row) for row in pair.blocks),
         process_sd=statistics.stdev(pair.means),
         groups=len(groups),
-        decided=sum(_is_decided(group, process_sd) for group in groups),
+        decided=sum(verdict_at_one(group, process_sd) != "INCONCLUSIVE" for group in groups),
     )
 
 
-def _is_decided(pair: PairSamples, process_sd: float) -> bool:
-    """Whether a gate at a ratio of 1 over these processes would end with PASS or FAIL."""
+def verdict_at_one(pair: PairSamples, process_sd: float) -> GateVerdict:
+    """The verdict of a gate at a ratio of 1 over the first 12 of these processes."""
+    verdict: GateVerdict | None = None
     for count in ANALYSES:
         first = msgspec.structs.replace(pair, blocks=pair.blocks[:count], control=pair.control[:count])
-        analysis = analyse([first], 1.0, is_last=count == ANALYSES[-1], process_sd=process_sd)
-        if analysis.verdict in ("PASS", "FAIL"):
-            return True
-    return False
+        is_last = count == ANALYSES[-1]
+        verdict = verdict or analyse([first], 1.0, is_last=is_last, process_sd=process_sd).verdict
+    return verdict or "INCONCLUSIVE"
