@@ -29,13 +29,12 @@ __device__ __forceinline__ void await_turn(const int* turn, int block) {
   if constexpr ((IS_OMITTED_BARRIER<TURN> || ...)) return;
   while (ld_acquire(turn) < block) {
   }
-  fence_proxy_async();
+  fence_proxy_async_global();
 }
 
 // Lets the next block add its part, when memory has that of this one.
 __device__ __forceinline__ void end_turn(int* turn, int block) {
-  cp_async_bulk_wait_group();
-  fence_proxy_async();
+  cp_async_bulk_wait_group();  // and a fence between the proxies, which the end of a bulk operation includes
   st_release(turn, block + 1);
 }
 
