@@ -8,7 +8,7 @@ namespace fa {
 
 template <typename T, int HEAD_DIM>
 struct BulkSmem : BackwardSmem<T, HEAD_DIM> {
-  alignas(128) float dq[BackwardShape::GROUPS][GROUP_M * BOX_COLUMNS];
+  alignas(128) float dq[BackwardShape::GROUPS][PANEL];
   uint64_t dq_full[BackwardShape::GROUPS], dq_empty[BackwardShape::GROUPS];
 };
 

@@ -30,7 +30,7 @@ struct BackwardSmem {
   alignas(1024) T v[BLOCK_KEYS * HEAD_DIM];
   alignas(1024) T q[STAGES][Sizes::TILE];
   alignas(1024) T dout[STAGES][Sizes::TILE];
-  alignas(1024) T ds[2][Sizes::QUERIES * BLOCK_KEYS];  // of this step and of the one before it
+  alignas(1024) T ds[STAGES][Sizes::QUERIES * BLOCK_KEYS];  // of the tiles in the same stages: of this step and the one before it
   alignas(16) float lse[STAGES][2 * Sizes::QUERIES];  // and delta
   uint64_t kv_full, q_full[STAGES], q_empty[STAGES];
   int block;  // with IN_TURNS, how many blocks started before this one
