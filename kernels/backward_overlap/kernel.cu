@@ -56,9 +56,9 @@ __device__ __forceinline__ void compute(
   fa::wgmma_wait_group<0>(s);
 
 #pragma unroll 1
-  for (int head = walk.kv_head * walk.group_heads; head <= last_head; ++head) {
+  for (int step = walk.first_tile; step < walk.tiles; ++step) {
 #pragma unroll 1
-    for (int step = walk.first_tile; step < walk.tiles; ++step) {
+    for (int head = walk.kv_head * walk.group_heads; head <= last_head; ++head) {
       const fa::Ring<fa::STAGES> next = ring.next();
       const float* const lse = smem.lse[ring.stage];
       const uint64_t q = fa::wgmma_descriptor(smem.q[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));

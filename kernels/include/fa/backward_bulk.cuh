@@ -46,11 +46,11 @@ __device__ __forceinline__ void add_dq(
   using Sizes = BackwardStep<HEAD_DIM>;
   uint32_t phase = 0;
 #pragma unroll 1
-  for (int head = walk.kv_head * walk.group_heads; head < (walk.kv_head + 1) * walk.group_heads; ++head) {
-    const int64_t first_panel = (walk.batch * call.forward.heads + head) * call.padded_q * HEAD_DIM / PANEL + group;
+  for (int step = walk.first_tile; step < walk.tiles; ++step) {
 #pragma unroll 1
-    for (int step = walk.first_tile; step < walk.tiles; ++step, phase ^= 1) {
-      const int64_t panel = first_panel + walk.tile_of(step) * 2;
+    for (int head = walk.kv_head * walk.group_heads; head < (walk.kv_head + 1) * walk.group_heads; ++head, phase ^= 1) {
+      const int64_t first_row = (walk.batch * call.forward.heads + head) * call.padded_q + walk.tile_of(step) * Sizes::QUERIES;
+      const int64_t panel = first_row * HEAD_DIM / PANEL + group;
       wait<DQ_FULL>(&smem.dq_full[group], phase);
       for (int i = 0; i < 8; ++i) delay_if_omitted<DQ_EMPTY>();  // longer than a step
       if constexpr (IN_TURNS) await_turn<TURN...>(call.turns + 1 + panel, walk.first_key / BLOCK_KEYS);
