@@ -51,9 +51,9 @@ __device__ __forceinline__ void compute(
   fa::wait<KV_FULL>(&smem.kv_full, 0);
 
 #pragma unroll 1
-  for (int head = walk.kv_head * walk.group_heads; head < (walk.kv_head + 1) * walk.group_heads; ++head) {
+  for (int tile = walk.first_tile; tile < walk.tiles; ++tile) {
 #pragma unroll 1
-    for (int tile = walk.first_tile; tile < walk.tiles; ++tile, ring.advance()) {
+    for (int head = walk.kv_head * walk.group_heads; head < (walk.kv_head + 1) * walk.group_heads; ++head, ring.advance()) {
       const float* const lse = smem.lse[ring.stage];
       const uint64_t q = fa::wgmma_descriptor(smem.q[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));
       const uint64_t dout = fa::wgmma_descriptor(smem.dout[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));

@@ -3,8 +3,8 @@
 // because: in backward_bulk, a warpgroup gives the tensor cores nothing to do while it writes dQ, and waits for S in each step
 // expect:  at b1h16s4096d128, 560 TFLOP/s without a mask and 460 with a causal one
 // diff:    S, which a step hands to the next one, and the order of products
-// tile:    as in backward_bulk
-// takes:   as backward_mma, with strides that TMA accepts; two calls may differ in the last bits of dQ
+// tile:    as in backward_bulk; with IN_TURNS, the workspace has 4 bytes more for each 4096 elements of dQ
+// takes:   as backward_mma, with strides that TMA accepts; without IN_TURNS, two calls may differ in the last bits of dQ
 //
 // With S the scores and L the log-sum-exp of the forward pass:
 //
@@ -56,9 +56,9 @@ __device__ __forceinline__ void compute(
   fa::wgmma_wait_group<0>(s);
 
 #pragma unroll 1
-  for (int head = walk.kv_head * walk.group_heads; head <= last_head; ++head) {
+  for (int step = walk.first_tile; step < walk.tiles; ++step) {
 #pragma unroll 1
-    for (int step = walk.first_tile; step < walk.tiles; ++step) {
+    for (int head = walk.kv_head * walk.group_heads; head <= last_head; ++head) {
       const fa::Ring<fa::STAGES> next = ring.next();
       const float* const lse = smem.lse[ring.stage];
       const uint64_t q = fa::wgmma_descriptor(smem.q[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));
@@ -87,7 +87,7 @@ __device__ __forceinline__ void compute(
       fa::sync_threads<DS_WRITTEN, Shape::COMPUTING_THREADS>(DS_BARRIER);
       float dq[S_TILES][4];
       fa::start_dq<T, HEAD_DIM>(dq, fa::wgmma_descriptor(ds_smem + (HALVES == 1 ? 0 : group * fa::PANEL)), dq_k);
-      // S of the next step, while dQ is added.  After the last step it is computed from an old tile, and not used.
+      // S of the next step, while dQ is written.  After the last step it is computed from an old tile, and not used.
       if (step + 1 < walk.tiles || head < last_head) fa::wait<Q_FULL>(&smem.q_full[next.stage], next.phase);
       fa::wgmma_wait_group<1>();  // for dK, so that P and dS need no registers
       fa::start_scores<T, HEAD_DIM>(s, k, fa::wgmma_descriptor(smem.q[next.stage]));

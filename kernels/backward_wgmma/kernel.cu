@@ -50,10 +50,9 @@ __device__ __forceinline__ void compute(
   fa::wait<KV_FULL>(&smem.kv_full, 0);
 
 #pragma unroll 1
-  for (int head = walk.kv_head * walk.group_heads; head < (walk.kv_head + 1) * walk.group_heads; ++head) {
-    float* const dq_sums = call.dq_sums + (walk.batch * call.forward.heads + head) * call.padded_q * HEAD_DIM + thread_in_group * 4;
+  for (int tile = walk.first_tile; tile < walk.tiles; ++tile) {
 #pragma unroll 1
-    for (int tile = walk.first_tile; tile < walk.tiles; ++tile, ring.advance()) {
+    for (int head = walk.kv_head * walk.group_heads; head < (walk.kv_head + 1) * walk.group_heads; ++head, ring.advance()) {
       const float* const lse = smem.lse[ring.stage];
       const uint64_t q = fa::wgmma_descriptor(smem.q[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));
       const uint64_t dout = fa::wgmma_descriptor(smem.dout[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));
@@ -85,10 +84,10 @@ __device__ __forceinline__ void compute(
       fa::wgmma_wait_group<0>(dq);
       fa::wait_late_if_omitted<Q_FULL>(&smem.q_full[ring.stage], ring.phase);
       fa::release<Q_EMPTY>(&smem.q_empty[ring.stage]);
+      const int64_t first_row = (walk.batch * call.forward.heads + head) * call.padded_q + tile * QUERIES;
+      float* const dq_sums = call.dq_sums + first_row * HEAD_DIM + group * fa::PANEL + thread_in_group * 4;
 #pragma unroll
-      for (int n = 0; n < S_TILES; ++n) {
-        fa::red_add_x4(dq_sums + int64_t(tile) * Sizes::TILE + group * fa::PANEL + n * MMA_N * GROUP_M, dq[n]);
-      }
+      for (int n = 0; n < S_TILES; ++n) fa::red_add_x4(dq_sums + n * MMA_N * GROUP_M, dq[n]);
     }
   }
   fa::wait_late_if_omitted<KV_FULL>(&smem.kv_full, 0);

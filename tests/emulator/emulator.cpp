@@ -47,6 +47,8 @@ void wait(std::vector<Fiber*>& waiting, const char* what) {
 
 void yield() { wait(grid()->ready, "its delay"); }
 
+void poll() { wait(grid()->polling, "a store of another thread"); }
+
 void wake(std::vector<Fiber*>& waiting) {
   for (Fiber* each : waiting) grid()->ready.push_back(each);
   waiting.clear();
@@ -169,24 +171,33 @@ void store_box(const CUtensorMap& tensor, const int (&first)[4], const void* fro
   if (happens(settings().early)) fiber().stores.back()(), fiber().stores.pop_back();
 }
 
-// Adds to global memory what lies in shared memory at any time until finish_stores.
+// Reads shared memory at any time until finish_stores, and adds that to global memory at any time until finish_additions.
 void add_floats(float* to_gmem, const float* from_smem, size_t count) {
-  fiber().stores.push_back([=] {
-    for (size_t i = 0; i < count; ++i) to_gmem[i] += from_smem[i];
+  Fiber& self = fiber();
+  self.stores.push_back([=, &self] {
+    self.additions.push_back([=, values = std::vector<float>(from_smem, from_smem + count)] {
+      for (size_t i = 0; i < count; ++i) to_gmem[i] += values[i];
+    });
+    if (happens(settings().early)) self.additions.back()(), self.additions.pop_back();
   });
-  if (happens(settings().early)) fiber().stores.back()(), fiber().stores.pop_back();
+  if (happens(settings().early)) self.stores.back()(), self.stores.pop_back();
 }
 
 namespace {
 
-void finish_stores_of(Fiber& self) {
-  for (Action& store : self.stores) store();
-  self.stores.clear();
+void finish(std::vector<Action>& actions) {
+  for (Action& each : actions) each();
+  actions.clear();
 }
 
 }  // namespace
 
-void finish_stores() { finish_stores_of(fiber()); }
+void finish_stores() { finish(fiber().stores); }
+
+void finish_additions() {
+  finish_stores();
+  finish(fiber().additions);
+}
 
 // -- cp.async -------------------------------------------------------------------------------------------------------------------
 
@@ -382,7 +393,7 @@ namespace {
 void run_thread() {
   grid()->kernel();
   Fiber& self = fiber();
-  finish_stores_of(self);
+  finish_additions();
   --self.block->running;
   self.waits_for = nullptr;
   setcontext(&grid()->scheduler);
@@ -465,6 +476,8 @@ void run_grid() {
       all.running = take_any(all.ready);
       swapcontext(&all.scheduler, &all.running->context);
       if (Block& ended = *all.running->block; ended.running == 0) ended.fibers.clear(), --resident;
+    } else if (!all.polling.empty() && all.polls++ < 2) {
+      wake(all.polling);
     } else if (resident > 0) {
       settings().error = deadlock();
     } else {

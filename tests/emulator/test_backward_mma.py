@@ -37,7 +37,7 @@ SHAPES = (
     "b1h2s200d128-fp16-causal-sk260-bshd",
     "b1h1s10d128-fp16-causal-sk300",  # the last keys are seen by no query
 )
-RUNGS = ("backward_mma", "backward_overlap", "backward_wgmma", "backward_bulk", "backward_deterministic")
+RUNGS = ("backward_mma", "backward_deterministic", "backward_overlap", "backward_wgmma", "backward_bulk")
 ALL = ["dq", "dk", "dv"]
 MISTAKES = {
     "wrong_backward_delta": ["dk"],
@@ -54,22 +54,28 @@ MISTAKES = {
     "race_bulk_dq_empty": ["dq"],
 }
 
-Kernel = Callable[[str, str, int], CudaBackward]
+Kernel = Callable[..., CudaBackward]
 
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Kernel:
-    """A variant in a dtype and for a head_dim, as Python calls it, compiled once; its workspace is full of NaN."""
+    """`kernel("backward_bulk", "fp16", 64)`: a variant as Python calls it, compiled once; its workspace is full of NaN.
+
+    The keyword `seed` is that of the order in which threads run.
+    """
     emulator, variants = Emulator(tmp_path_factory.mktemp("emulator"), shared_cache), discover((KERNELS,)).variants
 
     @functools.cache
-    def build(name: str, dtype: str, head_dim: int) -> CudaBackward:
+    def build(name: str, dtype: str, head_dim: int) -> str:
         variant = msgspec.structs.replace(variants[name], instantiations=((dtype, head_dim),))
-        library = str(emulator.bound(variant, tmp_path_factory.mktemp(name)))
-        ctypes.CDLL(library).emulator_set(ctypes.c_uint64(0), 2, 8, ctypes.c_double(0.5))
+        return str(emulator.bound(variant, tmp_path_factory.mktemp(name)))
+
+    def load(name: str, dtype: str, head_dim: int, seed: int = 0) -> CudaBackward:
+        library = build(name, dtype, head_dim)
+        ctypes.CDLL(library).emulator_set(ctypes.c_uint64(seed), 2, 8, ctypes.c_double(0.5))
         return CudaBackward(library, lambda size, _: torch.full((size,), NAN_BYTE, dtype=torch.uint8))
 
-    return build
+    return load
 
 
 def complaints(kernel: Kernel, name: str, shape: str, *, has_dlse: bool) -> list[str]:
@@ -96,3 +102,23 @@ def test_each_mistake_is_found(kernel: Kernel, name: str) -> None:
     }
     assert wrong_gradients
     assert wrong_gradients <= set(MISTAKES[name])
+
+
+def gradients_that_differ(kernel: Kernel, name: str) -> set[str]:
+    """The gradients whose bits are not the same in three calls of a variant, in which threads run in other orders."""
+    inputs = make_inputs(parse_case("b1h2s150d64-fp16-causal_br-kv1-sk400-seed0"), torch.device("cpu"))
+    upstream = upstream_of(inputs, has_dlse=False)
+    first, *later = (gradients_of(kernel(name, "fp16", 64, seed=seed), inputs, upstream) for seed in range(3))
+    return {gradient for call in later for gradient in call if not torch.equal(call[gradient], first[gradient])}
+
+
+def test_blocks_that_add_in_turn_give_the_same_bits(kernel: Kernel) -> None:
+    """The order in which blocks start and threads run does not change them."""
+    assert gradients_that_differ(kernel, "backward_deterministic") == set()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["backward_overlap", "race_deterministic_turn"])
+def test_blocks_that_add_in_any_order_change_the_bits_of_dq(kernel: Kernel, name: str) -> None:
+    """Those of dK and dV stay the same, because no other block adds to them."""
+    assert gradients_that_differ(kernel, name) == {"dq"}

@@ -8,7 +8,7 @@ namespace fa {
 
 template <typename T, int HEAD_DIM>
 struct BulkSmem : BackwardSmem<T, HEAD_DIM> {
-  alignas(128) float dq[BackwardShape::GROUPS][GROUP_M * BOX_COLUMNS];
+  alignas(128) float dq[BackwardShape::GROUPS][PANEL];
   uint64_t dq_full[BackwardShape::GROUPS], dq_empty[BackwardShape::GROUPS];
 };
 
@@ -29,13 +29,12 @@ __device__ __forceinline__ void await_turn(const int* turn, int block) {
   if constexpr ((IS_OMITTED_BARRIER<TURN> || ...)) return;
   while (ld_acquire(turn) < block) {
   }
-  fence_proxy_async();
+  fence_proxy_async_global();
 }
 
 // Lets the next block add its part, when memory has that of this one.
 __device__ __forceinline__ void end_turn(int* turn, int block) {
-  cp_async_bulk_wait_group();
-  fence_proxy_async();
+  cp_async_bulk_wait_group();  // and a fence between the proxies, which the end of a bulk operation includes
   st_release(turn, block + 1);
 }
 
@@ -47,11 +46,11 @@ __device__ __forceinline__ void add_dq(
   using Sizes = BackwardStep<HEAD_DIM>;
   uint32_t phase = 0;
 #pragma unroll 1
-  for (int head = walk.kv_head * walk.group_heads; head < (walk.kv_head + 1) * walk.group_heads; ++head) {
-    const int64_t first_panel = (walk.batch * call.forward.heads + head) * call.padded_q * HEAD_DIM / PANEL + group;
+  for (int step = walk.first_tile; step < walk.tiles; ++step) {
 #pragma unroll 1
-    for (int step = walk.first_tile; step < walk.tiles; ++step, phase ^= 1) {
-      const int64_t panel = first_panel + walk.tile_of(step) * 2;
+    for (int head = walk.kv_head * walk.group_heads; head < (walk.kv_head + 1) * walk.group_heads; ++head, phase ^= 1) {
+      const int64_t first_row = (walk.batch * call.forward.heads + head) * call.padded_q + walk.tile_of(step) * Sizes::QUERIES;
+      const int64_t panel = first_row * HEAD_DIM / PANEL + group;
       wait<DQ_FULL>(&smem.dq_full[group], phase);
       for (int i = 0; i < 8; ++i) delay_if_omitted<DQ_EMPTY>();  // longer than a step
       if constexpr (IN_TURNS) await_turn<TURN...>(call.turns + 1 + panel, walk.first_key / BLOCK_KEYS);

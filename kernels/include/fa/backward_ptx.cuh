@@ -20,6 +20,9 @@ __device__ __forceinline__ void cp_reduce_async_bulk_add(float* to_gmem, const f
 // 9.7.9.25.4.2 cp.async.bulk.wait_group: waits until the bulk operations of this thread are complete, and their writes visible to it.
 __device__ __forceinline__ void cp_async_bulk_wait_group() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
+// 9.7.13.4 fence.proxy.async: orders the accesses of global memory that this thread has seen before its next bulk operations.
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // 9.7.9.8 ld.acquire: loads an integer; what the thread that stored it wrote before is visible afterwards.
 __device__ __forceinline__ int ld_acquire(const int* from_gmem) {
   int value;

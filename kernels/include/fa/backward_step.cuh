@@ -30,7 +30,7 @@ struct BackwardSmem {
   alignas(1024) T v[BLOCK_KEYS * HEAD_DIM];
   alignas(1024) T q[STAGES][Sizes::TILE];
   alignas(1024) T dout[STAGES][Sizes::TILE];
-  alignas(1024) T ds[2][Sizes::QUERIES * BLOCK_KEYS];  // of this step and of the one before it
+  alignas(1024) T ds[STAGES][Sizes::QUERIES * BLOCK_KEYS];  // of the tiles in the same stages: of this step and the one before it
   alignas(16) float lse[STAGES][2 * Sizes::QUERIES];  // and delta
   uint64_t kv_full, q_full[STAGES], q_empty[STAGES];
   int block;  // with IN_TURNS, how many blocks started before this one
@@ -48,7 +48,8 @@ __device__ __forceinline__ void init_backward_mbarriers(SMEM& smem) {
   fence_mbarrier_init();
 }
 
-// The query tiles that a block visits: those of each head of a group, from the first one with a query that sees the first key.
+// The query tiles that a block visits, from the first one with a query that sees the first key.  It visits a tile of all heads of a
+// group, and then the next one.
 struct BackwardWalk {
   int first_key, kv_head, batch, group_heads, first_tile, tiles;
 
@@ -84,18 +85,18 @@ __device__ __forceinline__ void load_queries(const BackwardCall& call, const Bac
   constexpr int QUERIES = BackwardStep<HEAD_DIM>::QUERIES;
   Ring<STAGES> ring;
 #pragma unroll 1
-  for (int head = walk.kv_head * walk.group_heads; head < (walk.kv_head + 1) * walk.group_heads; ++head) {
-    const float* const row_data = call.row_data + (walk.batch * call.forward.heads + head) * call.padded_q * 2;
+  for (int step = walk.first_tile; step < walk.tiles; ++step) {
+    const int tile = walk.tile_of(step);
 #pragma unroll 1
-    for (int step = walk.first_tile; step < walk.tiles; ++step, ring.advance()) {
-      const int tile = walk.tile_of(step);
+    for (int head = walk.kv_head * walk.group_heads; head < (walk.kv_head + 1) * walk.group_heads; ++head, ring.advance()) {
+      const int64_t first_row = (walk.batch * call.forward.heads + head) * call.padded_q + tile * QUERIES;
       uint64_t* const full = &smem.q_full[ring.stage];
       wait(&smem.q_empty[ring.stage], ring.phase ^ 1);
       delay_if_omitted<Q_FULL>();
       mbarrier_arrive_expect_tx(full, sizeof(smem.q[0]) + sizeof(smem.dout[0]) + sizeof(smem.lse[0]));
       load_rows<HEAD_DIM, QUERIES>(smem.q[ring.stage], q_map, tile * QUERIES, head, walk.batch, full);
       load_rows<HEAD_DIM, QUERIES>(smem.dout[ring.stage], dout_map, tile * QUERIES, head, walk.batch, full);
-      cp_async_bulk(smem.lse[ring.stage], row_data + int64_t(tile) * QUERIES * 2, sizeof(smem.lse[0]), full);
+      cp_async_bulk(smem.lse[ring.stage], call.row_data + first_row * 2, sizeof(smem.lse[0]), full);
     }
   }
 }

@@ -81,6 +81,7 @@ struct Fiber {
   std::vector<std::vector<Wgmma>> wgmma_groups;  // committed, but not executed
   std::vector<Wgmma> wgmmas;                     // issued since the last commit
   std::vector<Action> stores;                    // TMA stores that have not read shared memory yet
+  std::vector<Action> additions;                 // bulk reductions that have read it, but have not added yet
   std::vector<std::vector<Action>> copy_groups;  // cp.async: committed, but not complete
   std::vector<Action> copies;                    // the same, issued since the last commit
   uint32_t cluster_phase = 0;                    // of the cluster's barrier, when this thread arrived
@@ -112,6 +113,8 @@ struct Grid {
   Action kernel;
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<Fiber*> ready;
+  std::vector<Fiber*> polling;  // threads that will load what another one may store
+  int polls = 0;                // since the latest of these stores, how often they have loaded while nothing else could run
   std::vector<Action> copies;  // what arrives at any time: TMA loads, and stores to other blocks
   Fiber* running = nullptr;
   ucontext_t scheduler;
@@ -140,6 +143,7 @@ inline size_t smem_offset(const void* address) { return static_cast<const unsign
 void wait(std::vector<Fiber*>& waiting, const char* what);  // lets other threads run until something wakes this one
 void wake(std::vector<Fiber*>& waiting);
 void yield();  // lets other threads run for a while
+void poll();   // lets other threads run until none can
 void meet_at_barrier(int number, int threads, bool waits);
 
 // The last of `count` threads to arrive runs `action`; the others wait for it.
@@ -190,6 +194,7 @@ void load_bytes(void* to_smem, const void* from_gmem, size_t bytes, const void* 
 void store_box(const CUtensorMap& map, const int (&first)[4], const void* from_smem);
 void add_floats(float* to_gmem, const float* from_smem, size_t count);
 void finish_stores();
+void finish_additions();
 
 void copy_async(void* to_smem, const void* from_gmem, size_t bytes, bool is_valid);
 void commit_copies();

@@ -13,10 +13,17 @@ inline void cp_async_bulk(void* to_smem, const void* from_gmem, uint32_t bytes, 
 inline void cp_reduce_async_bulk_add(float* to_gmem, const float* from_smem, uint32_t bytes) {
   emulator::add_floats(to_gmem, from_smem, bytes / sizeof(float));
 }
-inline void cp_async_bulk_wait_group() {}
+inline void cp_async_bulk_wait_group() { emulator::finish_additions(); }
+inline void fence_proxy_async_global() {}
 inline int atom_add(int* to_gmem, int value) { return std::exchange(*to_gmem, *to_gmem + value); }
-inline int ld_acquire(const int* from_gmem) { return *from_gmem; }
-inline void st_release(int* to_gmem, int value) { *to_gmem = value; }
+inline int ld_acquire(const int* from_gmem) {
+  emulator::poll();
+  return *from_gmem;
+}
+inline void st_release(int* to_gmem, int value) {
+  *to_gmem = value;
+  emulator::grid()->polls = 0;
+}
 inline void red_add_x4(float* to_gmem, const float (&x)[4]) {
   for (int i = 0; i < 4; ++i) to_gmem[i] += x[i];
 }
