@@ -112,12 +112,12 @@ def test_no_two_calls_have_the_same_gradients() -> None:
 
 
 def test_calls_read_what_lies_at_their_places() -> None:
-    """Few q and v are read in many calls, each with other dO."""
+    """Few q and v are read in many calls, nearly each with another dO: all are at random places, which may be equal."""
     kernel = Recorder()
-    run(fresh_data(kernel), 60)
-    read = {name: [call[name].view(torch.int16).sum().item() for call in kernel.calls] for name in ("q", "v", DOUT)}
-    assert len(set(read["q"])) == len(set(read["v"])) == PLACES
-    assert len({*zip(read["q"], read[DOUT], strict=True)}) == 60
+    run(fresh_data(kernel), 200)  # a place is left out once in 10^11 runs
+    read = [[call[name].view(torch.int16).sum().item() for name in ("q", "v", DOUT)] for call in kernel.calls]
+    assert len({(q, v) for q, v, _ in read}) == PLACES
+    assert len({(q, v, dout) for q, v, dout in read}) > 190
 
 
 def test_places_are_secret() -> None:
