@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -134,6 +135,7 @@ def _require_records(measured: dict[str, list[AtShape]], spec: Spec) -> None:
             raise TableProblem(f"no record of {name} at {names_in(spec.cases)[0]} in {spec.profiles}")
 
 
+@functools.cache  # a page has many blocks of the same kernels
 def _variants(kernels: Path) -> dict[str, Variant]:
     """The variants of `kernels` and the built-in ones, by name.  Raises `UnusableRun` if two have the same name."""
     catalog = discover((kernels,))
