@@ -2,7 +2,7 @@
 // step:    S of the next step is computed while dQ of this one is written, and dP during the exponentials
 // because: in backward_bulk, a warpgroup gives the tensor cores nothing to do while it writes dQ, and waits for S in each step
 // expect:  at b1h16s4096d128, 560 TFLOP/s without a mask and 460 with a causal one
-// diff:    S, which a step hands to the next one, and the order of products
+// diff:    S, which a step hands to the next one, and the order of products; KV_IN_REGISTERS and IN_TURNS are of later rungs
 // tile:    as in backward_bulk; with IN_TURNS, the workspace has 4 bytes more for each 4096 elements of dQ
 // takes:   as backward_mma, with strides that TMA accepts; without IN_TURNS, two calls may differ in the last bits of dQ
 //
@@ -43,7 +43,6 @@ __device__ __forceinline__ void compute(
   constexpr int QUERIES = Sizes::QUERIES, HALVES = Sizes::HALVES, HALF = fa::PANEL * sizeof(T) >> 4;  // in a descriptor
   const int thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int group_key = walk.first_key + group * GROUP_M, lane_key = group_key + thread_in_group / WARP * MMA_M + lane / QUAD;
-  const uint64_t k = fa::wgmma_descriptor(smem.k + group * fa::PANEL), v = fa::wgmma_descriptor(smem.v + group * fa::PANEL);
   // A warpgroup computes half of the columns of dQ, or half of its rows.
   const uint64_t dq_k = fa::wgmma_descriptor(smem.k + (HALVES == 1 ? group * fa::BLOCK_KEYS * BOX_COLUMNS : 0));
   fa::Ring<fa::STAGES> ring;
@@ -51,6 +50,8 @@ __device__ __forceinline__ void compute(
   float dk[HEAD_DIM / MMA_N][4] = {}, dv[HEAD_DIM / MMA_N][4] = {}, s[S_TILES][4];
   const int last_head = (walk.kv_head + 1) * walk.group_heads - 1;
   fa::wait<KV_FULL>(&smem.kv_full, 0);
+  const auto k = fa::left_operand<T, HEAD_DIM, KV_IN_REGISTERS>(smem.k + group * fa::PANEL, thread_in_group, lane);
+  const auto v = fa::left_operand<T, HEAD_DIM, KV_IN_REGISTERS>(smem.v + group * fa::PANEL, thread_in_group, lane);
   if (walk.first_tile < walk.tiles) fa::wait<Q_FULL>(&smem.q_full[0], 0);
   fa::start_scores<T, HEAD_DIM>(s, k, fa::wgmma_descriptor(smem.q[0]));
   fa::wgmma_wait_group<0>(s);

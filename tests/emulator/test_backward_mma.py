@@ -93,6 +93,12 @@ def test_it_is_right(kernel: Kernel, rung: str, number: int) -> None:
     assert complaints(kernel, rung, SHAPES[number], has_dlse=number % 2 == 0) == []
 
 
+@pytest.mark.parametrize("shape", nightly_after(1, [shape for shape in SHAPES if "d64" in shape]))
+def test_operands_in_registers_are_right(kernel: Kernel, shape: str) -> None:
+    """K and V may be there at D = 64."""
+    assert complaints(kernel, "backward_registers", shape, has_dlse=True) == []
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", MISTAKES)
 def test_each_mistake_is_found(kernel: Kernel, name: str) -> None:

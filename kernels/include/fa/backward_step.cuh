@@ -5,6 +5,7 @@
 #include "fa/backward.cuh"
 #include "fa/backward_ptx.cuh"
 #include "fa/launch.h"
+#include "fa/mma.cuh"
 #include "fa/omit.cuh"
 #include "fa/products.cuh"
 #include "fa/ring.cuh"
@@ -101,6 +102,12 @@ __device__ __forceinline__ void load_queries(const BackwardCall& call, const Bac
   }
 }
 
+// Rows of K or V as the A operand of wgmma.
+template <int HEAD_DIM>
+struct Fragments {
+  uint32_t of[HEAD_DIM / MMA_K][4];
+};
+
 // Starts S^T = K Q^T or dP^T = V dO^T, of the warpgroup's 64 keys and 64 queries.
 template <typename T, int HEAD_DIM>
 __device__ __forceinline__ void start_scores(float (&s)[S_TILES][4], uint64_t keys, uint64_t queries) {
@@ -111,6 +118,27 @@ __device__ __forceinline__ void start_scores(float (&s)[S_TILES][4], uint64_t ke
     const int queries_offset = (d / BOX_COLUMNS * BackwardStep<HEAD_DIM>::QUERIES * BOX_COLUMNS + d % BOX_COLUMNS) * sizeof(T) >> 4;
     wgmma_any_n<T, 0>(s, keys + keys_offset, queries + queries_offset, d > 0);
   }
+  wgmma_commit_group();
+}
+
+// The warpgroup's 64 rows of K or V as the left operand of S^T or dP^T: a descriptor, or with IN_REGISTERS, the fragments.
+template <typename T, int HEAD_DIM, bool IN_REGISTERS>
+__device__ __forceinline__ auto left_operand(const T* rows_smem, int thread_in_group, int lane) {
+  if constexpr (IN_REGISTERS) {
+    static_assert(HEAD_DIM == BOX_COLUMNS, "with more columns there are too few registers");
+    Fragments<HEAD_DIM> fragments;
+    load_q(fragments.of, rows_smem, thread_in_group / WARP * MMA_M, lane, 0);
+    return fragments;
+  } else {
+    return wgmma_descriptor(rows_smem);
+  }
+}
+
+template <typename T, int HEAD_DIM>
+__device__ __forceinline__ void start_scores(float (&s)[S_TILES][4], const Fragments<HEAD_DIM>& keys, uint64_t queries) {
+  wgmma_fence();
+#pragma unroll
+  for (int d = 0; d < HEAD_DIM; d += MMA_K) wgmma_any_n<T, 0>(s, keys.of[d / MMA_K], queries + (d * sizeof(T) >> 4), d > 0);
   wgmma_commit_group();
 }
 
