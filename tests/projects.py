@@ -198,7 +198,7 @@ class Project:
         self.write(f"{root}/{name}/variant.yaml", manifest)
         self.write(f"{root}/{name}/kernel.cu", source)
 
-    def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
+    def run(self, *arguments: str, env: Mapping[str, str] | None = None, limit_seconds: float = 240) -> Run:
         """Run pytest in this folder, in a separate process; `env` adds to its environment."""
         start = time.perf_counter()
         self._junit.unlink(missing_ok=True)
@@ -208,7 +208,7 @@ class Project:
             env=self._environment(env),
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=limit_seconds,
             check=False,
         )
         seconds = time.perf_counter() - start

@@ -42,8 +42,8 @@ def selftest(
         chosen = [*of_checks.values(), *TWINS[:4]]
     project = Project(tmp_path_factory.mktemp("selftest"), tmp_path_factory.mktemp("cache"), resident_server)
     project.ini()
-    variants = f"--fa-variant={','.join(chosen)}"
-    return SelfTest(chosen, project, project.run("--fa-selftest", "--fa-no-build", "--fa-watchdog=3", variants))
+    options = ("--fa-selftest", "--fa-no-build", "--fa-watchdog=3", f"--fa-variant={','.join(chosen)}")
+    return SelfTest(chosen, project, project.run(*options, limit_seconds=1200))
 
 
 def names() -> list[str]:
