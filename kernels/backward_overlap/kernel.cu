@@ -122,7 +122,7 @@ gradients_kernel(const __grid_constant__ fa::BackwardCall call, const __grid_con
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / GROUP_THREADS, 0);
   if (threadIdx.x == 0) {
     fa::init_bulk_mbarriers(smem);
-    if constexpr (IN_TURNS) smem.block = fa::atom_add(call.turns, 1);
+    if constexpr (IN_TURNS) smem.block = fa::atom_add(call.started, 1);
   }
   __syncthreads();
   const fa::BackwardWalk walk = fa::make_walk(call, smem);

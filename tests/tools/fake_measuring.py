@@ -19,7 +19,7 @@ from pytest_fa.records.record import MachineIdentity, Record
 from pytest_fa.records.source import read_source
 from tests.factories import ENVIRONMENT, OK, record, speed
 
-OUTCOMES = {str(each): each for each in Outcome}
+OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 
 
 def main(arguments: list[str]) -> int:
@@ -28,14 +28,14 @@ def main(arguments: list[str]) -> int:
     tests = [re.fullmatch(r"pytest_fa\.suite\.test_attention::test_(\w+)\[(\w+)-(.+)\]", word) for word in arguments]
     results = [_result(*test.groups()) for test in tests if test]
     with Path(os.environ["FAKE_LOG"]).open("a", encoding="utf-8") as stream:
-        stream.write(" ".join(f"{each.kind}:{each.variant}" for each in results) + "\n")
+        stream.write(" ".join(f"{result.kind}:{result.variant}" for result in results) + "\n")
     slow = os.environ.get("FAKE_SLOW")
-    save_records([each for each in results if each.variant != slow], Path(options["--fa-profiles"]))
-    if any(each.variant == slow for each in results):
+    save_records([result for result in results if result.variant != slow], Path(options["--fa-profiles"]))
+    if any(result.variant == slow for result in results):
         try:
             time.sleep(60)
         except KeyboardInterrupt:
-            save_records([each for each in results if each.variant == slow], Path(options["--fa-profiles"]))
+            save_records([result for result in results if result.variant == slow], Path(options["--fa-profiles"]))
             return 2
     return int(os.environ.get("FAKE_OUTCOME", "ok") != "ok")
 

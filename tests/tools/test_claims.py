@@ -91,8 +91,8 @@ def test_the_claims_of_this_repository_can_be_measured() -> None:
     claims = [claim for source in sources for claim in source.claims]
     refused = [variants[name].refuses(claim.shape) for claim in claims for name in (claim.variant, claim.rival) if name]
     assert len(refused) > len(claims)
-    assert [each for each in refused if each is not None] == []
-    assert sum(len(each.claims) for each in sources if is_of_gpu(each, REPOSITORY / H200)) >= 12
+    assert [problem for problem in refused if problem is not None] == []
+    assert sum(len(source.claims) for source in sources if is_of_gpu(source, REPOSITORY / H200)) >= 12
 
 
 # -- microseconds -----------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_a_locked_clock_may_be_reached(tmp_path: Path) -> None:
 
 
 def test_an_unknown_convention_has_no_time(tmp_path: Path) -> None:
-    """If nobody knows what TFLOP/s count, they are compared with nothing."""
+    """A rate is not compared if its source does not say which operations it counts."""
     claim = PublishedClaim("mine", f"{SHAPE}-causal", tflops=1.0)
     audit = audited(tmp_path, claim, timed("mine", 1.0), flops="unknown")
     assert audit.reason == "its source does not say which operations it counts"

@@ -34,7 +34,8 @@ struct BackwardCall {
   FaBackwardArgs backward;
   float* dq_sums;   // [batch, heads, padded_q / 64, D / 64] panels, each the accumulators of a warpgroup for 64 x 64 elements
   float* row_data;  // [batch, heads, padded_q / QUERIES, 2, QUERIES]: the log-sum-exp, +inf for a row that sees nothing, and delta
-  int* turns;       // with IN_TURNS: how many blocks have started; from 1 on, how many have added to each panel of dq_sums
+  int* started;     // with IN_TURNS, the number of blocks that have started
+  int* turns;       // with IN_TURNS, the number of blocks that have added to each panel of dq_sums
   int seq_q, seq_k, padded_q;
   int first_diagonal;  // query i sees keys [0, min(seq_k, first_diagonal + i))
 };
@@ -81,11 +82,11 @@ __global__ void __launch_bounds__(ROW_WARPS * WARP) prepare_kernel(const __grid_
     }
     float* const data = call.row_data + (head_of_all * call.padded_q + row / QUERIES * QUERIES) * 2 + row % QUERIES;
     if (lane == 0) data[0] = lse, data[QUERIES] = delta[r];
-    constexpr int PANEL_ROWS = PANEL / HEAD_DIM;  // rows of D that have as many elements
+    constexpr int PANEL_ROWS = PANEL / HEAD_DIM;  // rows of dQ with the elements of a panel
     if (IN_TURNS && lane == 0 && row % PANEL_ROWS == 0) {
       const int64_t panel = (head_of_all * call.padded_q + row) / PANEL_ROWS;
-      call.turns[1 + panel] = 0;
-      if (panel == 0) call.turns[0] = 0;
+      call.turns[panel] = 0;
+      if (panel == 0) *call.started = 0;
     }
   }
 }
@@ -167,7 +168,8 @@ inline BackwardCall make_backward_call(const FaBackwardArgs* args) {
   const int64_t rows = forward.batch * forward.heads * padded_q;
   float* const dq_sums = static_cast<float*>(forward.workspace);
   float* const row_data = dq_sums + rows * forward.head_dim;
-  return {forward, *args, dq_sums, row_data, reinterpret_cast<int*>(row_data + rows * 2),
+  int* const started = reinterpret_cast<int*>(row_data + rows * 2);
+  return {forward, *args, dq_sums, row_data, started, started + 1,
           static_cast<int>(forward.seq_q), static_cast<int>(forward.seq_k), static_cast<int>(padded_q), first_diagonal};
 }
 

@@ -53,13 +53,13 @@ __device__ __forceinline__ void add_dq(
       const int64_t panel = first_row * HEAD_DIM / PANEL + group;
       wait<DQ_FULL>(&smem.dq_full[group], phase);
       for (int i = 0; i < 8; ++i) delay_if_omitted<DQ_EMPTY>();  // longer than a step
-      if constexpr (IN_TURNS) await_turn<TURN...>(call.turns + 1 + panel, walk.first_key / BLOCK_KEYS);
+      if constexpr (IN_TURNS) await_turn<TURN...>(call.turns + panel, walk.first_key / BLOCK_KEYS);
       cp_reduce_async_bulk_add(call.dq_sums + panel * PANEL, smem.dq[group], sizeof(smem.dq[group]));
       cp_async_bulk_commit_group();
       cp_async_bulk_wait_group_read();
       wait_late_if_omitted<DQ_FULL>(&smem.dq_full[group], phase);
       mbarrier_arrive(&smem.dq_empty[group]);
-      if constexpr (IN_TURNS) end_turn(call.turns + 1 + panel, walk.first_key / BLOCK_KEYS);
+      if constexpr (IN_TURNS) end_turn(call.turns + panel, walk.first_key / BLOCK_KEYS);
     }
   }
 }
