@@ -48,58 +48,55 @@ __device__ __forceinline__ void compute(
   fa::Ring<fa::STAGES> ring;
   uint32_t dq_phase = 0;
   float dk[HEAD_DIM / MMA_N][4] = {}, dv[HEAD_DIM / MMA_N][4] = {}, s[S_TILES][4];
-  const int last_head = (walk.kv_head + 1) * walk.group_heads - 1;
   fa::wait<KV_FULL>(&smem.kv_full, 0);
-  const auto k = fa::left_operand<T, HEAD_DIM, KV_IN_REGISTERS>(smem.k + group * fa::PANEL, thread_in_group, lane);
-  const auto v = fa::left_operand<T, HEAD_DIM, KV_IN_REGISTERS>(smem.v + group * fa::PANEL, thread_in_group, lane);
-  if (walk.first_tile < walk.tiles) fa::wait<Q_FULL>(&smem.q_full[0], 0);
+  constexpr bool IN_REGISTERS = KV_IN_REGISTERS && HEAD_DIM == BOX_COLUMNS;  // with more columns there are too few
+  const auto k = fa::left_operand<T, HEAD_DIM, IN_REGISTERS>(smem.k + group * fa::PANEL, thread_in_group, lane);
+  const auto v = fa::left_operand<T, HEAD_DIM, IN_REGISTERS>(smem.v + group * fa::PANEL, thread_in_group, lane);
+  if (walk.has(walk.first())) fa::wait<Q_FULL>(&smem.q_full[0], 0);
   fa::start_scores<T, HEAD_DIM>(s, k, fa::wgmma_descriptor(smem.q[0]));
   fa::wgmma_wait_group<0>(s);
 
 #pragma unroll 1
-  for (int step = walk.first_tile; step < walk.tiles; ++step) {
-#pragma unroll 1
-    for (int head = walk.kv_head * walk.group_heads; head <= last_head; ++head) {
-      const fa::Ring<fa::STAGES> next = ring.next();
-      const float* const lse = smem.lse[ring.stage];
-      const uint64_t q = fa::wgmma_descriptor(smem.q[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));
-      const uint64_t dout = fa::wgmma_descriptor(smem.dout[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));
-      T* const ds_smem = smem.ds[ring.stage];
-      uint32_t p[HALVES][P_TILES][4], ds[HALVES][P_TILES][4];
+  for (fa::BackwardWalk::Visit visit = walk.first(); walk.has(visit); visit = walk.after(visit)) {
+    const fa::Ring<fa::STAGES> next = ring.next();
+    const float* const lse = smem.lse[ring.stage];
+    const uint64_t q = fa::wgmma_descriptor(smem.q[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));
+    const uint64_t dout = fa::wgmma_descriptor(smem.dout[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));
+    T* const ds_smem = smem.ds[ring.stage];
+    uint32_t p[HALVES][P_TILES][4], ds[HALVES][P_TILES][4];
 #pragma unroll
-      for (int half = 0; half < HALVES; ++half) {
-        float dp[S_TILES][4];
-        fa::start_scores<T, HEAD_DIM>(dp, v, dout + half * HALF);
-        if (half > 0) fa::wgmma_wait_group<2>(s);  // not for dP, nor for dK before it
-        if (half == 0) fa::release_early_if_omitted<Q_EMPTY>(&smem.q_empty[ring.stage]);
-        fa::exponentials(s, lse + half * GROUP_M, call.forward.scale, lane);
-        const int diagonal = call.first_diagonal + walk.tile_of(step) * QUERIES + half * GROUP_M;  // the first query sees keys [0, diagonal)
-        if (group_key + GROUP_M > min(call.seq_k, diagonal)) fa::hide(s, diagonal - lane_key, call.seq_k - lane_key, lane);
-        fa::make_fragments<T>(p[half], s);
-        fa::wgmma_wait_group<0>(dp);
-        fa::start_pv<T, GROUP_M>(dv, p[half], dout + half * HALF);
-        fa::differentiate(dp, s, lse + QUERIES + half * GROUP_M, lane);
-        fa::make_fragments<T>(ds[half], dp);
-        if (half + 1 < HALVES) fa::start_scores<T, HEAD_DIM>(s, k, q + (half + 1) * HALF);
-        fa::start_pv<T, GROUP_M>(dk, ds[half], q + half * HALF);
-        if (group > 0) fa::delay_if_omitted<DS_WRITTEN>();
-        fa::write_ds(ds_smem + group * QUERIES * BOX_COLUMNS + half * fa::PANEL, ds[half], thread_in_group, lane);
-      }
-      fa::sync_threads<DS_WRITTEN, Shape::COMPUTING_THREADS>(DS_BARRIER);
-      float dq[S_TILES][4];
-      fa::start_dq<T, HEAD_DIM>(dq, fa::wgmma_descriptor(ds_smem + (HALVES == 1 ? 0 : group * fa::PANEL)), dq_k);
-      // S of the next step, while dQ is written.  After the last step it is computed from an old tile, and not used.
-      if (step + 1 < walk.tiles || head < last_head) fa::wait<Q_FULL>(&smem.q_full[next.stage], next.phase);
-      fa::wgmma_wait_group<1>();  // for dK, so that P and dS need no registers
-      fa::start_scores<T, HEAD_DIM>(s, k, fa::wgmma_descriptor(smem.q[next.stage]));
-      fa::wgmma_wait_group<1>(dq);
-      fa::wait_late_if_omitted<Q_FULL>(&smem.q_full[ring.stage], ring.phase);
-      fa::release<Q_EMPTY>(&smem.q_empty[ring.stage]);
-      fa::write_dq<DQ_EMPTY>(smem.dq[group], dq, &smem.dq_full[group], &smem.dq_empty[group], dq_phase, thread_in_group);
-      dq_phase ^= 1;
-      fa::wgmma_wait_group<0>(s);
-      ring = next;
+    for (int half = 0; half < HALVES; ++half) {
+      float dp[S_TILES][4];
+      fa::start_scores<T, HEAD_DIM>(dp, v, dout + half * HALF);
+      if (half > 0) fa::wgmma_wait_group<2>(s);  // not for dP, nor for dK before it
+      if (half == 0) fa::release_early_if_omitted<Q_EMPTY>(&smem.q_empty[ring.stage]);
+      fa::exponentials(s, lse + half * GROUP_M, call.forward.scale, lane);
+      const int diagonal = call.first_diagonal + walk.tile_of(visit) * QUERIES + half * GROUP_M;  // the first query sees keys [0, diagonal)
+      if (group_key + GROUP_M > min(call.seq_k, diagonal)) fa::hide(s, diagonal - lane_key, call.seq_k - lane_key, lane);
+      fa::make_fragments<T>(p[half], s);
+      fa::wgmma_wait_group<0>(dp);
+      fa::start_pv<T, GROUP_M>(dv, p[half], dout + half * HALF);
+      fa::differentiate(dp, s, lse + QUERIES + half * GROUP_M, lane);
+      fa::make_fragments<T>(ds[half], dp);
+      if (half + 1 < HALVES) fa::start_scores<T, HEAD_DIM>(s, k, q + (half + 1) * HALF);
+      fa::start_pv<T, GROUP_M>(dk, ds[half], q + half * HALF);
+      if (group > 0) fa::delay_if_omitted<DS_WRITTEN>();
+      fa::write_ds(ds_smem + group * QUERIES * BOX_COLUMNS + half * fa::PANEL, ds[half], thread_in_group, lane);
     }
+    fa::sync_threads<DS_WRITTEN, Shape::COMPUTING_THREADS>(DS_BARRIER);
+    float dq[S_TILES][4];
+    fa::start_dq<T, HEAD_DIM>(dq, fa::wgmma_descriptor(ds_smem + (HALVES == 1 ? 0 : group * fa::PANEL)), dq_k);
+    // S of the next step, while dQ is written.  After the last step it is computed from an old tile, and not used.
+    if (walk.has(walk.after(visit))) fa::wait<Q_FULL>(&smem.q_full[next.stage], next.phase);
+    fa::wgmma_wait_group<1>();  // for dK, so that P and dS need no registers
+    fa::start_scores<T, HEAD_DIM>(s, k, fa::wgmma_descriptor(smem.q[next.stage]));
+    fa::wgmma_wait_group<1>(dq);
+    fa::wait_late_if_omitted<Q_FULL>(&smem.q_full[ring.stage], ring.phase);
+    fa::release<Q_EMPTY>(&smem.q_empty[ring.stage]);
+    fa::write_dq<DQ_EMPTY>(smem.dq[group], dq, &smem.dq_full[group], &smem.dq_empty[group], dq_phase, thread_in_group);
+    dq_phase ^= 1;
+    fa::wgmma_wait_group<0>(s);
+    ring = next;
   }
   fa::wait_late_if_omitted<KV_FULL>(&smem.kv_full, 0);
   fa::wgmma_wait_group<0>(dk);

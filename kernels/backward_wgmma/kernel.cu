@@ -50,45 +50,42 @@ __device__ __forceinline__ void compute(
   fa::wait<KV_FULL>(&smem.kv_full, 0);
 
 #pragma unroll 1
-  for (int tile = walk.first_tile; tile < walk.tiles; ++tile) {
-#pragma unroll 1
-    for (int head = walk.kv_head * walk.group_heads; head < (walk.kv_head + 1) * walk.group_heads; ++head, ring.advance()) {
-      const float* const lse = smem.lse[ring.stage];
-      const uint64_t q = fa::wgmma_descriptor(smem.q[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));
-      const uint64_t dout = fa::wgmma_descriptor(smem.dout[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));
-      T* const ds_smem = smem.ds[ring.stage];
-      fa::wait<Q_FULL>(&smem.q_full[ring.stage], ring.phase);
-      uint32_t p[HALVES][P_TILES][4], ds[HALVES][P_TILES][4];
+  for (fa::BackwardWalk::Visit visit = walk.first(); walk.has(visit); visit = walk.after(visit), ring.advance()) {
+    const float* const lse = smem.lse[ring.stage];
+    const uint64_t q = fa::wgmma_descriptor(smem.q[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));
+    const uint64_t dout = fa::wgmma_descriptor(smem.dout[ring.stage], QUERIES * BOX_COLUMNS * sizeof(T));
+    T* const ds_smem = smem.ds[ring.stage];
+    fa::wait<Q_FULL>(&smem.q_full[ring.stage], ring.phase);
+    uint32_t p[HALVES][P_TILES][4], ds[HALVES][P_TILES][4];
 #pragma unroll
-      for (int half = 0; half < HALVES; ++half) {
-        float s[S_TILES][4], dp[S_TILES][4];
-        fa::start_scores<T, HEAD_DIM>(s, k, q + half * HALF);
-        fa::start_scores<T, HEAD_DIM>(dp, v, dout + half * HALF);
-        fa::wgmma_wait_group<1>(s);
-        if (half == 0) fa::release_early_if_omitted<Q_EMPTY>(&smem.q_empty[ring.stage]);
-        fa::exponentials(s, lse + half * GROUP_M, call.forward.scale, lane);
-        const int diagonal = call.first_diagonal + tile * QUERIES + half * GROUP_M;  // the first query sees keys [0, diagonal)
-        if (group_key + GROUP_M > min(call.seq_k, diagonal)) fa::hide(s, diagonal - lane_key, call.seq_k - lane_key, lane);
-        fa::make_fragments<T>(p[half], s);
-        fa::wgmma_wait_group<0>(dp);
-        fa::start_pv<T, GROUP_M>(dv, p[half], dout + half * HALF);
-        fa::differentiate(dp, s, lse + QUERIES + half * GROUP_M, lane);
-        fa::make_fragments<T>(ds[half], dp);
-        fa::start_pv<T, GROUP_M>(dk, ds[half], q + half * HALF);
-        if (group > 0) fa::delay_if_omitted<DS_WRITTEN>();
-        fa::write_ds(ds_smem + group * QUERIES * BOX_COLUMNS + half * fa::PANEL, ds[half], thread_in_group, lane);
-      }
-      fa::sync_threads<DS_WRITTEN, Shape::COMPUTING_THREADS>(DS_BARRIER);
-      float dq[S_TILES][4];
-      fa::start_dq<T, HEAD_DIM>(dq, fa::wgmma_descriptor(ds_smem + (HALVES == 1 ? 0 : group * fa::PANEL)), dq_k);
-      fa::wgmma_wait_group<0>(dq);
-      fa::wait_late_if_omitted<Q_FULL>(&smem.q_full[ring.stage], ring.phase);
-      fa::release<Q_EMPTY>(&smem.q_empty[ring.stage]);
-      const int64_t first_row = (walk.batch * call.forward.heads + head) * call.padded_q + tile * QUERIES;
-      float* const dq_sums = call.dq_sums + first_row * HEAD_DIM + group * fa::PANEL + thread_in_group * 4;
-#pragma unroll
-      for (int n = 0; n < S_TILES; ++n) fa::red_add_x4(dq_sums + n * MMA_N * GROUP_M, dq[n]);
+    for (int half = 0; half < HALVES; ++half) {
+      float s[S_TILES][4], dp[S_TILES][4];
+      fa::start_scores<T, HEAD_DIM>(s, k, q + half * HALF);
+      fa::start_scores<T, HEAD_DIM>(dp, v, dout + half * HALF);
+      fa::wgmma_wait_group<1>(s);
+      if (half == 0) fa::release_early_if_omitted<Q_EMPTY>(&smem.q_empty[ring.stage]);
+      fa::exponentials(s, lse + half * GROUP_M, call.forward.scale, lane);
+      const int diagonal = call.first_diagonal + walk.tile_of(visit) * QUERIES + half * GROUP_M;  // the first query sees keys [0, diagonal)
+      if (group_key + GROUP_M > min(call.seq_k, diagonal)) fa::hide(s, diagonal - lane_key, call.seq_k - lane_key, lane);
+      fa::make_fragments<T>(p[half], s);
+      fa::wgmma_wait_group<0>(dp);
+      fa::start_pv<T, GROUP_M>(dv, p[half], dout + half * HALF);
+      fa::differentiate(dp, s, lse + QUERIES + half * GROUP_M, lane);
+      fa::make_fragments<T>(ds[half], dp);
+      fa::start_pv<T, GROUP_M>(dk, ds[half], q + half * HALF);
+      if (group > 0) fa::delay_if_omitted<DS_WRITTEN>();
+      fa::write_ds(ds_smem + group * QUERIES * BOX_COLUMNS + half * fa::PANEL, ds[half], thread_in_group, lane);
     }
+    fa::sync_threads<DS_WRITTEN, Shape::COMPUTING_THREADS>(DS_BARRIER);
+    float dq[S_TILES][4];
+    fa::start_dq<T, HEAD_DIM>(dq, fa::wgmma_descriptor(ds_smem + (HALVES == 1 ? 0 : group * fa::PANEL)), dq_k);
+    fa::wgmma_wait_group<0>(dq);
+    fa::wait_late_if_omitted<Q_FULL>(&smem.q_full[ring.stage], ring.phase);
+    fa::release<Q_EMPTY>(&smem.q_empty[ring.stage]);
+    const int64_t first_row = (walk.batch * call.forward.heads + visit.head) * call.padded_q + walk.tile_of(visit) * QUERIES;
+    float* const dq_sums = call.dq_sums + first_row * HEAD_DIM + group * fa::PANEL + thread_in_group * 4;
+#pragma unroll
+    for (int n = 0; n < S_TILES; ++n) fa::red_add_x4(dq_sums + n * MMA_N * GROUP_M, dq[n]);
   }
   fa::wait_late_if_omitted<KV_FULL>(&smem.kv_full, 0);
   fa::wgmma_wait_group<0>(dk);

@@ -46,21 +46,18 @@ __device__ __forceinline__ void add_dq(
   using Sizes = BackwardStep<HEAD_DIM>;
   uint32_t phase = 0;
 #pragma unroll 1
-  for (int step = walk.first_tile; step < walk.tiles; ++step) {
-#pragma unroll 1
-    for (int head = walk.kv_head * walk.group_heads; head < (walk.kv_head + 1) * walk.group_heads; ++head, phase ^= 1) {
-      const int64_t first_row = (walk.batch * call.forward.heads + head) * call.padded_q + walk.tile_of(step) * Sizes::QUERIES;
-      const int64_t panel = first_row * HEAD_DIM / PANEL + group;
-      wait<DQ_FULL>(&smem.dq_full[group], phase);
-      for (int i = 0; i < 8; ++i) delay_if_omitted<DQ_EMPTY>();  // longer than a step
-      if constexpr (IN_TURNS) await_turn<TURN...>(call.turns + panel, walk.first_key / BLOCK_KEYS);
-      cp_reduce_async_bulk_add(call.dq_sums + panel * PANEL, smem.dq[group], sizeof(smem.dq[group]));
-      cp_async_bulk_commit_group();
-      cp_async_bulk_wait_group_read();
-      wait_late_if_omitted<DQ_FULL>(&smem.dq_full[group], phase);
-      mbarrier_arrive(&smem.dq_empty[group]);
-      if constexpr (IN_TURNS) end_turn(call.turns + panel, walk.first_key / BLOCK_KEYS);
-    }
+  for (BackwardWalk::Visit visit = walk.first(); walk.has(visit); visit = walk.after(visit), phase ^= 1) {
+    const int64_t first_row = (walk.batch * call.forward.heads + visit.head) * call.padded_q + walk.tile_of(visit) * Sizes::QUERIES;
+    const int64_t panel = first_row * HEAD_DIM / PANEL + group;
+    wait<DQ_FULL>(&smem.dq_full[group], phase);
+    for (int i = 0; i < 8; ++i) delay_if_omitted<DQ_EMPTY>();  // longer than a step
+    if constexpr (IN_TURNS) await_turn<TURN...>(call.turns + panel, walk.first_key / BLOCK_KEYS);
+    cp_reduce_async_bulk_add(call.dq_sums + panel * PANEL, smem.dq[group], sizeof(smem.dq[group]));
+    cp_async_bulk_commit_group();
+    cp_async_bulk_wait_group_read();
+    wait_late_if_omitted<DQ_FULL>(&smem.dq_full[group], phase);
+    mbarrier_arrive(&smem.dq_empty[group]);
+    if constexpr (IN_TURNS) end_turn(call.turns + panel, walk.first_key / BLOCK_KEYS);
   }
 }
 

@@ -50,12 +50,23 @@ __device__ __forceinline__ void init_backward_mbarriers(SMEM& smem) {
 }
 
 // The query tiles that a block visits, from the first one with a query that sees the first key.  It visits a tile of all heads of a
-// group, and then the next one.
+// group, and then the next one, in one loop: with a loop over heads inside, a step takes longer also where no heads share keys.
 struct BackwardWalk {
+  struct Visit {
+    int step, head;
+  };
   int first_key, kv_head, batch, group_heads, first_tile, tiles;
 
-  // The tile of a step.  In turns, the last tile is the first: all blocks visit it, also under a causal mask.
-  __device__ __forceinline__ int tile_of(int step) const { return IN_TURNS ? tiles - 1 - (step - first_tile) : step; }
+  __device__ __forceinline__ Visit first() const { return {first_tile, kv_head * group_heads}; }
+  __device__ __forceinline__ bool has(const Visit& visit) const { return visit.step < tiles; }
+  __device__ __forceinline__ Visit after(const Visit& visit) const {
+    const bool is_last_head = visit.head + 1 == (kv_head + 1) * group_heads;
+    return {visit.step + is_last_head, is_last_head ? kv_head * group_heads : visit.head + 1};
+  }
+  // In turns, the last tile is the first: all blocks visit it, also under a causal mask.
+  __device__ __forceinline__ int tile_of(const Visit& visit) const {
+    return IN_TURNS ? tiles - 1 - (visit.step - first_tile) : visit.step;
+  }
 };
 
 // In turns, blocks are numbered as they start, so that none waits for one that has not started.
@@ -86,19 +97,16 @@ __device__ __forceinline__ void load_queries(const BackwardCall& call, const Bac
   constexpr int QUERIES = BackwardStep<HEAD_DIM>::QUERIES;
   Ring<STAGES> ring;
 #pragma unroll 1
-  for (int step = walk.first_tile; step < walk.tiles; ++step) {
-    const int tile = walk.tile_of(step);
-#pragma unroll 1
-    for (int head = walk.kv_head * walk.group_heads; head < (walk.kv_head + 1) * walk.group_heads; ++head, ring.advance()) {
-      const int64_t first_row = (walk.batch * call.forward.heads + head) * call.padded_q + tile * QUERIES;
-      uint64_t* const full = &smem.q_full[ring.stage];
-      wait(&smem.q_empty[ring.stage], ring.phase ^ 1);
-      delay_if_omitted<Q_FULL>();
-      mbarrier_arrive_expect_tx(full, sizeof(smem.q[0]) + sizeof(smem.dout[0]) + sizeof(smem.lse[0]));
-      load_rows<HEAD_DIM, QUERIES>(smem.q[ring.stage], q_map, tile * QUERIES, head, walk.batch, full);
-      load_rows<HEAD_DIM, QUERIES>(smem.dout[ring.stage], dout_map, tile * QUERIES, head, walk.batch, full);
-      cp_async_bulk(smem.lse[ring.stage], call.row_data + first_row * 2, sizeof(smem.lse[0]), full);
-    }
+  for (BackwardWalk::Visit visit = walk.first(); walk.has(visit); visit = walk.after(visit), ring.advance()) {
+    const int query = walk.tile_of(visit) * QUERIES;
+    const int64_t first_row = (walk.batch * call.forward.heads + visit.head) * call.padded_q + query;
+    uint64_t* const full = &smem.q_full[ring.stage];
+    wait(&smem.q_empty[ring.stage], ring.phase ^ 1);
+    delay_if_omitted<Q_FULL>();
+    mbarrier_arrive_expect_tx(full, sizeof(smem.q[0]) + sizeof(smem.dout[0]) + sizeof(smem.lse[0]));
+    load_rows<HEAD_DIM, QUERIES>(smem.q[ring.stage], q_map, query, visit.head, walk.batch, full);
+    load_rows<HEAD_DIM, QUERIES>(smem.dout[ring.stage], dout_map, query, visit.head, walk.batch, full);
+    cp_async_bulk(smem.lse[ring.stage], call.row_data + first_row * 2, sizeof(smem.lse[0]), full);
   }
 }
 
@@ -125,7 +133,6 @@ __device__ __forceinline__ void start_scores(float (&s)[S_TILES][4], uint64_t ke
 template <typename T, int HEAD_DIM, bool IN_REGISTERS>
 __device__ __forceinline__ auto left_operand(const T* rows_smem, int thread_in_group, int lane) {
   if constexpr (IN_REGISTERS) {
-    static_assert(HEAD_DIM == BOX_COLUMNS, "with more columns there are too few registers");
     Fragments<HEAD_DIM> fragments;
     load_q(fragments.of, rows_smem, thread_in_group / WARP * MMA_M, lane, 0);
     return fragments;
