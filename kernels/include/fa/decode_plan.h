@@ -96,18 +96,20 @@ Plan make_plan(const FaForwardArgs* args, int max_clusters, int element_bytes = 
 }
 
 // A plan that depends on no other sequence and on no GPU: each block has the same number of keys, which it writes to
-// `steps_per_block`.  With room for more than 16,384 keys, that number doubles for each doubling of the room.
+// `steps_per_block`.  With room for few keys, four wide blocks to a cluster bring many SMs to a sequence.  Else two narrow ones,
+// of which an SM has two: one computes while the other one starts.  With room for more than 16,384 keys, a block has twice as many
+// for each doubling of the room.
 inline Plan make_invariant_plan(const FaForwardArgs* args, uint32_t* steps_per_block) {
-  constexpr int CLUSTER_LOG2 = 2, BLOCK_KEYS = 256;
+  constexpr int FEW_KEYS = 2048, CLUSTER_KEYS = 1024;
   Plan plan = make_tiles(args);
-  plan.is_wide = true;
-  plan.cluster_log2 = CLUSTER_LOG2;
-  int64_t cluster_keys = int64_t(BLOCK_KEYS) << CLUSTER_LOG2;
+  plan.is_wide = args->seq_k <= FEW_KEYS;
+  plan.cluster_log2 = plan.is_wide ? 2 : 1;
+  int64_t cluster_keys = CLUSTER_KEYS;
   while (cluster_keys * MAX_CLUSTERS < args->seq_k) cluster_keys *= 2;
-  *steps_per_block = static_cast<uint32_t>(cluster_keys >> CLUSTER_LOG2) / STEP_KEYS;
+  *steps_per_block = static_cast<uint32_t>(cluster_keys >> plan.cluster_log2) / STEP_KEYS;
   plan.clusters = static_cast<int>(std::max<int64_t>(1, (args->seq_k + cluster_keys - 1) / cluster_keys));
   const int64_t rows = std::min(args->seq_q * plan.group, plan.row_tiles * MMA_M);
-  plan.vectors_per_block = rows * args->head_dim / 4 >> CLUSTER_LOG2;
+  plan.vectors_per_block = rows * args->head_dim / 4 >> plan.cluster_log2;
   return plan;
 }
 
