@@ -42,6 +42,7 @@ constexpr int STEP_TILES = STEP_ROWS / MMA_N;
 enum Mistake {
   NO_MISTAKE,
   DELTA_OF_NEXT_ROW,  // dK is computed with the delta of the next query
+  TILES_NOT_VISIBLE,  // tiles are read before all threads have copied their parts
   STAGE_NOT_FREE,     // a stage is filled while warps may still read it
 };
 
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(THREADS) dq_kernel(const Call call) {
     const int first_key = step * STEP_ROWS;
     load(step + 1);
     fa::cp_async_wait_group<1>();
-    __syncthreads();  // the tiles are visible to all threads
+    if (MISTAKE != TILES_NOT_VISIBLE) __syncthreads();  // the tiles are visible to all threads
     const T *k_smem = smem.step[step % STAGES][0], *v_smem = smem.step[step % STAGES][1];
 
     // S = Q K^T and dP = dO V^T
@@ -212,7 +213,7 @@ __global__ void __launch_bounds__(THREADS) dk_dv_kernel(const Call call) {
     const int first_query = first_query_of(step), stage = step % STAGES;
     load(step + 1);
     fa::cp_async_wait_group<1>();
-    __syncthreads();  // the tiles are visible to all threads
+    if (MISTAKE != TILES_NOT_VISIBLE) __syncthreads();  // the tiles are visible to all threads
     const T *q_smem = smem.step[stage][0], *dout_smem = smem.step[stage][1];
 
     // S^T = K Q^T and dP^T = V dO^T

@@ -3,7 +3,9 @@
 
 #include <cuda_fp8.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 
 namespace emulator {
@@ -459,15 +461,18 @@ auto take_any(Queue& queue) {
 
 }  // namespace
 
-// Runs threads and copies in a random order until all blocks have ended.
+// Runs threads and copies in a random order until all blocks have ended.  Clusters start in their order with the seeds 0 and 1, and
+// in a random one with others: CUDA promises none.
 void run_grid() {
   Grid& all = *grid();
-  uint64_t started = 0, blocks = uint64_t(all.size.x) * all.size.y * all.size.z;
+  std::vector<uint64_t> clusters(uint64_t(all.size.x) * all.size.y * all.size.z / all.cluster_size);
+  std::iota(clusters.rbegin(), clusters.rend(), 0);  // the next one is the last
+  if (settings().seed > 1) std::shuffle(clusters.begin(), clusters.end(), random_bits());
   int resident = 0;
   while (settings().error.empty()) {
-    while (started < blocks && (resident == 0 || resident + all.cluster_size <= settings().resident_blocks)) {
-      start_cluster(started);
-      started += all.cluster_size;
+    while (!clusters.empty() && (resident == 0 || resident + all.cluster_size <= settings().resident_blocks)) {
+      start_cluster(clusters.back() * all.cluster_size);
+      clusters.pop_back();
       resident += all.cluster_size;
     }
     if (!all.copies.empty() && (all.ready.empty() || happens(settings().early / 8))) {
