@@ -27,6 +27,12 @@ CASES = (
     ("b1h8s1d64-fp16-kv2-sk1000", 24, 24),
     ("b1h4s1d64-fp16-sk0", 4, 8),
 )
+INVARIANT_CASES = (
+    *CASES[:7],
+    ("b2h4s1d64-fp16-kv1-sk2064-var1-page16", 20, 40),  # narrow blocks in clusters
+    ("b1h16s8d128-fp16-causal_br-kv2-sk2500", 9, 18),
+    ("b1h2s1d64-fp16-kv1-sk16400", 20, 40),  # a block has 1024 keys
+)
 E4M3_CASES = (
     ("b4h8s1d64-fp16-kv2-sk1008-var1-page16-kv_e4m3_th", 24, 24),
     ("b1h8s1d128-bf16-kv2-sk1000-kv_e4m3_h", 24, 24),
@@ -94,18 +100,19 @@ def test_windows_and_sinks_are_right(build: Build, number: int) -> None:
     assert complaints(kernel, shape, Schedule(number, sms, number % 3 / 2, resident_blocks), calls=1 + number % 2) == []
 
 
-@pytest.mark.parametrize("number", nightly_after(0, range(7)))
+@pytest.mark.parametrize("number", nightly_after(0, range(len(INVARIANT_CASES))))
 def test_fixed_keys_are_right(build: Build, number: int) -> None:
     """So are they if the keys of a block do not depend on the sequence."""
-    shape, sms, resident_blocks = CASES[number]
+    shape, sms, resident_blocks = INVARIANT_CASES[number]
     kernel = build(INVARIANT_RUNG, parse_case(f"{shape}-seed0").head_dim)
     assert complaints(kernel, shape, Schedule(number, sms, number % 3 / 2, resident_blocks), calls=1 + number % 2) == []
 
 
 @pytest.mark.nightly
-def test_the_bits_of_a_sequence_depend_on_no_other_one(build: Build) -> None:
+@pytest.mark.parametrize("keys", [1500, 2500])
+def test_the_bits_of_a_sequence_depend_on_no_other_one(build: Build, keys: int) -> None:
     """A sequence alone has the same bits as among others; with decode_paged, it does not."""
-    batch, alone = (parse_case(f"b{size}h16s8d64-fp16-causal_br-kv2-sk1500-seed0") for size in (3, 1))
+    batch, alone = (parse_case(f"b{size}h16s8d64-fp16-causal_br-kv2-sk{keys}-seed0") for size in (3, 1))
     inputs = make_inputs(batch, torch.device("cpu"))
     own = inputs._replace(q=inputs.q[1:2], k=inputs.k[1:2], v=inputs.v[1:2])
     same = {}

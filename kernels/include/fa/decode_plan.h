@@ -95,10 +95,10 @@ Plan make_plan(const FaForwardArgs* args, int max_clusters, int element_bytes = 
   return plan;
 }
 
-// A plan that depends on no other sequence and on no GPU: each block has the same number of keys, which it writes to
-// `steps_per_block`.  With room for few keys, four wide blocks to a cluster bring many SMs to a sequence.  Else two narrow ones,
-// of which an SM has two: one computes while the other one starts.  With room for more than 16,384 keys, a block has twice as many
-// for each doubling of the room.
+// A plan that depends on the room for keys, but on no other sequence and on no GPU: each block has the same number of keys, which
+// it writes to `steps_per_block`.  With room for few keys, four wide blocks to a cluster bring many SMs to a sequence.  Else two
+// narrow ones, of which an SM has two: one computes while the other one starts.  With room for more than 16,384 keys, a block has
+// twice as many for each doubling of the room.
 inline Plan make_invariant_plan(const FaForwardArgs* args, uint32_t* steps_per_block) {
   constexpr int FEW_KEYS = 2048, CLUSTER_KEYS = 1024;
   Plan plan = make_tiles(args);
