@@ -1,10 +1,8 @@
 // long_block: a block computes 128 queries with all keys.
-// step:    a block computes 128 queries with all keys that they see: 64 queries per warpgroup, and no cluster; Q is loaded by TMA
-//          too
+// step:    each warpgroup of a block computes 64 queries with all keys that they see, without a cluster; TMA loads Q, too
 // because: in cluster_tma, warpgroups and blocks share 64 queries and take different keys, so that each key tile is read for 64
 //          queries only and partial results are merged; with many work tiles, all SMs have work without that
-// expect:  at b2h16s4096d64, 540 us without a mask; at D = 128, 750 us: K and V are read half as often, but all warps wait for each
-//          tile
+// expect:  at b2h16s4096d64, 540 us without a mask; at D = 128, 750 us: half the reads of K and V, but all warps wait for each tile
 // diff:    most of the file: the merges and the cluster are gone; the two products and the running softmax stand in headers
 // tile:    128 queries x 128 keys with two warpgroups; 49 KB of shared memory per block at D = 64, 97 KB at D = 128
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads; rows
@@ -43,11 +41,10 @@ struct Smem {
 template <typename T, typename SHAPE>
 __device__ __forceinline__ void load_kv(
     Smem<T, SHAPE>& smem, const CUtensorMap& k_map, const CUtensorMap& v_map, const fa::Head& head, int j) {
-  constexpr int HEAD_DIM = SHAPE::HEAD_DIM, BLOCK_N = SHAPE::BLOCK_N;
   fa::mbarrier_arrive_expect_tx(&smem.k_full, SHAPE::TILE_BYTES);
-  fa::load_rows<HEAD_DIM, BLOCK_N>(smem.k, k_map, j * BLOCK_N, head.kv_head, head.batch, &smem.k_full);
+  fa::load_rows<SHAPE::HEAD_DIM, SHAPE::BLOCK_N>(smem.k, k_map, j * SHAPE::BLOCK_N, head.kv_head, head.batch, &smem.k_full);
   fa::mbarrier_arrive_expect_tx(&smem.v_full, SHAPE::TILE_BYTES);
-  fa::load_rows<HEAD_DIM, BLOCK_N>(smem.v, v_map, j * BLOCK_N, head.kv_head, head.batch, &smem.v_full);
+  fa::load_rows<SHAPE::HEAD_DIM, SHAPE::BLOCK_N>(smem.v, v_map, j * SHAPE::BLOCK_N, head.kv_head, head.batch, &smem.v_full);
 }
 
 template <typename T, typename SHAPE>
@@ -74,8 +71,7 @@ long_block_kernel(const __grid_constant__ fa::TileParams params, const __grid_co
       fa::mbarrier_arrive_expect_tx(&smem.q_full, SHAPE::Q_BYTES);
 #pragma unroll
       for (int g = 0; g < SHAPE::GROUPS; ++g) {
-        const int first_query = work.first_query + g * GROUP_M;
-        fa::load_rows<HEAD_DIM, GROUP_M>(smem.q[g], q_map, first_query, head.query_head, head.batch, &smem.q_full);
+        fa::load_rows<HEAD_DIM, GROUP_M>(smem.q[g], q_map, work.first_query + g * GROUP_M, head.query_head, head.batch, &smem.q_full);
       }
       load_kv(smem, k_map, v_map, head, work.key_tiles - 1);
     }

@@ -205,7 +205,7 @@ __device__ __forceinline__ void compute(
       fa::wait<Q_FULL>(&smem.q_full, q_phase);
       q_phase ^= 1;
 
-      // The queries of this warpgroup see none of the last tiles.  It releases them, and passes its turns on.
+      // The queries of this warpgroup see none of these tiles.  It releases them, and passes its turns on.
       const int group_tiles = max(1, fa::visible_key_tiles<SHAPE>(params, work.first_query + group * GROUP_M + GROUP_M));
 #pragma unroll 1
       for (; j >= group_tiles; --j) {

@@ -1,16 +1,14 @@
-// long_window: windows and attention sinks; key tiles that no query of a warpgroup sees are skipped on both sides; one source for
-// long_window, long_heads, long_mla, long_cap and long_ragged.
+// long_window: windows and attention sinks.  Also the source of long_heads, long_mla, long_cap and long_ragged.
 // step:    windows and attention sinks: a work tile has a first key tile, too, and a warpgroup masks the tiles at both ends of its
 //          keys; the sink is one more score, added after the last tile
 // because: many models let a query see only the latest keys, and give each head a sink; long_causal refuses both
 // expect:  without a window, the time of long_causal; at D = 64 with 64 heads and 8 key/value heads, 0.75 of its rate of visible
 //          work with the window win1023_0, and 0.35 with win127_0, where three tiles of 64 keys hold 128 visible ones
-// diff:    the range of key tiles, the second masked end, the sink, and a shape with three small blocks per SM, which hide each
-//          other's start and end
+// diff:    the range of key tiles, the second masked end, the sink, and a shape with three blocks per SM, which hide their ends
 // tile:    as in long_shapes; with short windows also 64 queries x 64 keys with three blocks per SM
-// takes:   fp16 and bf16, D = 64 and 128 (long_heads: 80 to 256; long_mla: 192 with 128 of V), any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks,
-//          windows, sinks, grouped heads (long_cap: soft caps; long_ragged: lengths of each sequence, padded, behind one another or with
-//          pages of 16 keys or more); rows contiguous and 16-byte aligned, with strides that TMA accepts
+// takes:   fp16 and bf16, D = 64 and 128 (long_heads: 80 to 256; long_mla: 192 with 128 of V), any S_q >= 1 and S_kv >= 0, both
+//          causal masks, windows, sinks, grouped heads (long_cap: soft caps; long_ragged: lengths of each sequence, padded, behind
+//          one another or with pages of 16 keys or more); rows contiguous and 16-byte aligned, with strides that TMA accepts
 #include "fa/entry.h"
 #include "fa/hopper.cuh"
 #include "fa/integer_softmax.cuh"
@@ -76,6 +74,18 @@ struct SmemWithoutO {
 
 template <typename T, typename SHAPE>
 using Smem = std::conditional_t<SHAPE::O_OVER_Q, SmemWithoutO<T, SHAPE>, fa::RingSmem<T, SHAPE, SHAPE::STAGES>>;
+
+// Releases a tile of K and of V that this warpgroup does not read.
+template <typename SMEM, int STAGES>
+__device__ __forceinline__ void release_unread(SMEM& smem, const fa::Ring<STAGES>& ring, int lane) {
+  if (lane == 0) {  // without its waits, one phase could get the arrivals of two
+    fa::wait<K_FULL>(&smem.k_full[ring.stage], ring.phase);
+    fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
+    fa::wait<V_FULL>(&smem.v_full[ring.stage], ring.phase);
+    fa::release<V_EMPTY>(&smem.v_empty[ring.stage]);
+  }
+  __syncwarp();  // no lane may wait for a phase before the one before it is complete
+}
 
 template <typename T, typename SHAPE>
 __device__ __forceinline__ T* o_smem(Smem<T, SHAPE>& smem, int group) {
@@ -147,18 +157,6 @@ __device__ __forceinline__ void add_sink(float (&o)[O_TILES][4], fa::IntegerSoft
   softmax.rescale_rows(o);
 }
 
-// Releases a tile of K and of V that this warpgroup does not read.
-template <typename SMEM, int STAGES>
-__device__ __forceinline__ void release_unread(SMEM& smem, const fa::Ring<STAGES>& ring, int lane) {
-  if (lane == 0) {  // without its waits, one phase could get the arrivals of two
-    fa::wait<K_FULL>(&smem.k_full[ring.stage], ring.phase);
-    fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
-    fa::wait<V_FULL>(&smem.v_full[ring.stage], ring.phase);
-    fa::release<V_EMPTY>(&smem.v_empty[ring.stage]);
-  }
-  __syncwarp();  // no lane may wait for a phase before the one before it is complete
-}
-
 // A computing warpgroup: 64 queries of each work tile of this block.
 template <typename T, typename SHAPE>
 __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o_map, Smem<T, SHAPE>& smem, int group) {
@@ -169,7 +167,8 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
   const uint64_t q = fa::wgmma_descriptor(smem.q[group]);
   const uint64_t first_k = fa::wgmma_descriptor(smem.k[0]);
   const uint64_t first_v = fa::wgmma_descriptor(smem.v[0], BLOCK_N * BOX_COLUMNS * 2);
-  constexpr int STAGE_STEP = SHAPE::TILE_BYTES >> 4, V_STEP = SHAPE::V_BYTES >> 4;  // in descriptors, in units of 16 bytes
+  constexpr int STAGE_STEP = SHAPE::TILE_BYTES >> 4;  // in descriptors, addresses are in units of 16 bytes
+  constexpr int V_STEP = SHAPE::V_BYTES >> 4;
   fa::Ring<STAGES> ring;
   uint32_t q_phase = 0;
   // The named barrier of a turn has the threads of the warpgroup that takes it, and those of the one that passes it on.
@@ -200,7 +199,7 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
       int j = keys.end - 1;
       uint32_t p[SHAPE::P_TILES][4];
 
-      // The warpgroup sees none of these tiles.  It releases them, and passes its turns on.
+      // The queries of this warpgroup see none of these tiles.  It releases them, and passes its turns on.
       auto skip = [&] {
         take_turn();
         pass_turn();
