@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 from pytest_fa.catalog.case import parse_case
