@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from pytest_fa.build.builder import ensure
+from pytest_fa.build.target import native_arch
 from pytest_fa.candidate.module import build_library
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
@@ -17,6 +19,7 @@ from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.ncu.nsight import Nsight
 from pytest_fa.host.client import Workers
+from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.wire.jobs import CaseJob
 from tests.factories import WriteVariant
@@ -116,6 +119,27 @@ def profiler(tmp_path_factory: pytest.TempPathFactory) -> Nsight:
     if nsight.trial.status in DENIED:
         pytest.skip(f"{nsight.trial.status}: {nsight.trial.message}")
     return nsight
+
+
+def build_together(names: Iterable[str], cache: Path) -> dict[str, Built]:
+    """The builds of variants of the repository for this GPU, compiled in one batch."""
+    variants = discover((Path(__file__).parents[2] / "kernels",)).variants
+    requests = [(variants[name], native_arch(variants[name])) for name in names]
+    outcomes = ensure(requests, cache).outcomes
+    builds: dict[str, Built] = {}
+    for variant, arch in requests:
+        outcome = outcomes[(variant.name, arch)]
+        assert isinstance(outcome, Build), outcome
+        builds[variant.name] = (variant, str(cache / outcome.library))
+    return builds
+
+
+def is_found_out(workers: Workers, built: Built, shapes: Iterable[str]) -> bool:
+    """Whether a result of a deliberately wrong kernel is wrong, or the device fails, on at least one shape."""
+    variant, library = built
+    cases = [parse_case(f"{shape}-seed0") for shape in shapes]
+    jobs = [CaseJob(variant, case, library, "cuda", "same_precision", checks_output=True, time=False) for case in cases]
+    return any(workers.run(job).outcome in ("wrong", "device_error") for job in jobs)
 
 
 def job_of(built: Built) -> CaseJob:

@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fa.build.builder import ensure
-from pytest_fa.build.target import native_arch
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.properties import MAY_REFUSE
-from pytest_fa.catalog.variant import Variant
 from pytest_fa.host.client import Workers
 from pytest_fa.judge.pipeline import run_case
-from pytest_fa.records.built import Build
 from pytest_fa.wire.jobs import CaseJob
-from tests.device.conftest import Built
+from tests.device.conftest import Built, build_together, is_found_out
 
 SHAPES = (
     "b1h2s64d64-fp16",
@@ -82,21 +77,10 @@ FAULT_SHAPES = ("b1h8s512d64-fp16", "b4h16s512d64-fp16", "b1h8s2048d64-fp16")
 @pytest.fixture(scope="module")
 def faults(shared_cache: Path) -> dict[str, Built]:
     """The builds of cluster_latency that each lack one barrier, built in one batch."""
-    catalog = discover((Path(__file__).parents[2] / "kernels",)).variants
-    requests = [(catalog[f"race_latency_{fault}"], native_arch(catalog[f"race_latency_{fault}"])) for fault in FAULTS]
-    outcomes = ensure(requests, shared_cache).outcomes
-    builds: dict[str, tuple[Variant, str]] = {}
-    for variant, arch in requests:
-        outcome = outcomes[(variant.name, arch)]
-        assert isinstance(outcome, Build), outcome
-        builds[variant.name] = (variant, str(shared_cache / outcome.library))
-    return builds
+    return build_together([f"race_latency_{fault}" for fault in FAULTS], shared_cache)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_barrier_is_needed(workers: Workers, faults: dict[str, Built], fault: str) -> None:
     """Without the barrier, a result is wrong or the device fails, on at least one of three shapes."""
-    variant, library = faults[f"race_latency_{fault}"]
-    cases = [parse_case(f"{shape}-seed0") for shape in FAULT_SHAPES]
-    jobs = [CaseJob(variant, case, library, "cuda", "same_precision", checks_output=True, time=False) for case in cases]
-    assert any(workers.run(job).outcome in ("wrong", "device_error") for job in jobs), "no shape shows it"
+    assert is_found_out(workers, faults[f"race_latency_{fault}"], FAULT_SHAPES), "no shape shows it"

@@ -7,16 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fa.build.builder import ensure
-from pytest_fa.build.target import native_arch
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.properties import MAY_REFUSE, PROMISED
 from pytest_fa.host.client import Workers
 from pytest_fa.judge.pipeline import run_case
-from pytest_fa.records.built import Build
 from pytest_fa.wire.jobs import CaseJob
-from tests.device.conftest import Built
+from tests.device.conftest import Built, build_together, is_found_out
 
 SHAPES = (
     "b1h2s1d64-fp16-sk50",  # one block, of which one warp has no keys
@@ -74,21 +70,10 @@ FAULTS = (
 @pytest.fixture(scope="module")
 def faults(shared_cache: Path) -> dict[str, Built]:
     """The builds of the decode rungs that each have one mistake, built in one batch."""
-    catalog = discover((Path(__file__).parents[2] / "kernels",)).variants
-    requests = [(catalog[fault], native_arch(catalog[fault])) for fault in FAULTS]
-    outcomes = ensure(requests, shared_cache).outcomes
-    builds: dict[str, Built] = {}
-    for variant, arch in requests:
-        outcome = outcomes[(variant.name, arch)]
-        assert isinstance(outcome, Build), outcome
-        builds[variant.name] = (variant, str(shared_cache / outcome.library))
-    return builds
+    return build_together(FAULTS, shared_cache)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_barrier_and_check_is_needed(workers: Workers, faults: dict[str, Built], fault: str) -> None:
     """With the mistake, a result is wrong or the device fails, on at least one of four shapes."""
-    variant, library = faults[fault]
-    cases = [parse_case(f"{shape}-seed0") for shape in FAULT_SHAPES]
-    jobs = [CaseJob(variant, case, library, "cuda", "same_precision", checks_output=True, time=False) for case in cases]
-    assert any(workers.run(job).outcome in ("wrong", "device_error") for job in jobs), "no shape shows it"
+    assert is_found_out(workers, faults[fault], FAULT_SHAPES), "no shape shows it"
