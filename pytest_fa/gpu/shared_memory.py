@@ -30,7 +30,9 @@ DTYPES: dict[ViewDtype, torch.dtype] = {
     "int8": torch.int8,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-GRAIN_BYTES = 4096  # sizes are rounded up to a multiple of it
+# The size of a large piece is a multiple of it.  CUDA maps a piece of another size in smaller pages when a process opens
+# it that did not allocate it.  Kernels of that process then take up to four times as long to read gigabytes.
+PAGE_BYTES = 2**21
 
 
 class NoSharedMemory(FaError):
@@ -84,7 +86,7 @@ def require_sharing(device: torch.device) -> None:
     try:
         if device.type == "cuda":
             _require_several_contexts(device)
-            free_on_gpu(allocate_on_gpu(GRAIN_BYTES, device))
+            free_on_gpu(allocate_on_gpu(PAGE_BYTES, device))
         else:
             _require_memory_files()
     except NotSupported as problem:

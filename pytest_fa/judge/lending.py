@@ -15,7 +15,7 @@ import torch
 
 from pytest_fa.gpu.device import MAX_KEPT_BYTES, synchronize
 from pytest_fa.gpu.shared_memory import (
-    GRAIN_BYTES,
+    PAGE_BYTES,
     Memories,
     Piece,
     allocate_on_cpu,
@@ -27,7 +27,7 @@ from pytest_fa.gpu.shared_memory import (
 from pytest_fa.wire.commands import Attach, Detach, View
 
 # Of a piece: the smallest size, and the largest of those that are powers of two.
-MIN_PIECE_BYTES, MAX_POWER_BYTES = 16 * GRAIN_BYTES, 2**24
+MIN_PIECE_BYTES, MAX_POWER_BYTES = 2**16, 2**24
 
 Send = Callable[[Attach | Detach, int | None], object]  # a command, and a descriptor that goes beside it
 
@@ -180,4 +180,4 @@ def _rounded_up(size_bytes: int) -> int:
     """The size of a piece.  Small ones have few sizes, so that later tensors fit: a new one takes a millisecond."""
     if size_bytes <= MAX_POWER_BYTES:
         return max(MIN_PIECE_BYTES, 1 << (size_bytes - 1).bit_length())
-    return -(-size_bytes // GRAIN_BYTES) * GRAIN_BYTES
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES

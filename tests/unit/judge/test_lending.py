@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_fa.gpu.shared_memory import GRAIN_BYTES, Memories, map_on_cpu
+from pytest_fa.gpu.shared_memory import PAGE_BYTES, Memories, map_on_cpu
 from pytest_fa.judge import lending as lending_module
 from pytest_fa.judge.lending import MAX_POWER_BYTES, MIN_PIECE_BYTES, OtherProcess, SameProcess
 from pytest_fa.wire.commands import Attach, Detach
@@ -93,23 +93,26 @@ def test_allocated_memory_is_not_copied(other: Other, lending: OtherProcess) -> 
 
 
 def test_pieces_are_used_again(other: Other, lending: OtherProcess) -> None:
-    """A piece that was taken back is lent again, also to a tensor of another size: small pieces have few sizes."""
+    """A piece that was taken back is lent again, also to a tensor of another size: small pieces have few sizes.
+
+    Large ones consist of whole pages of the GPU.
+    """
     for count in (1, 100, MIN_PIECE_BYTES // 4):
         lending.lend([torch.zeros(count), torch.zeros(100)])
         lending.take_back()
     assert other.sizes == [MIN_PIECE_BYTES, MIN_PIECE_BYTES]
     lending.lend([torch.zeros(MIN_PIECE_BYTES // 4 + 1)])
     lending.lend([torch.zeros(MAX_POWER_BYTES // 4 + 1)])
-    assert other.sizes[2:] == [2 * MIN_PIECE_BYTES, MAX_POWER_BYTES + GRAIN_BYTES]
+    assert other.sizes[2:] == [2 * MIN_PIECE_BYTES, MAX_POWER_BYTES + PAGE_BYTES]
 
 
 def test_a_job_gives_up_its_memory(other: Other, lending: OtherProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a job its pieces serve the next one, unless they are more than what is kept; then they are unmapped."""
-    lending.allocate(GRAIN_BYTES)
+    lending.allocate(MIN_PIECE_BYTES)
     lending.lend([torch.zeros(100)])
     lending.end_job()
-    lending.allocate(GRAIN_BYTES)
-    lending.allocate(GRAIN_BYTES)
+    lending.allocate(MIN_PIECE_BYTES)
+    lending.allocate(MIN_PIECE_BYTES)
     assert (len(other.mapped), len(other.sizes)) == (2, 2)
     lending.end_job()
     monkeypatch.setattr(lending_module, "MAX_KEPT_BYTES", 0)
@@ -128,7 +131,7 @@ def test_descriptors_are_closed(other: Other, lending: OtherProcess) -> None:
     """Of a piece, no descriptor stays open but the one that Python keeps for each of the two mappings."""
     before = descriptors_of_memory()
     for size in range(1, 30):
-        lending.allocate(size * GRAIN_BYTES)
+        lending.allocate(size * MIN_PIECE_BYTES)
     assert len(other.mapped) == 29
     assert descriptors_of_memory() == before + 2 * 29
 
