@@ -30,8 +30,8 @@ DTYPES: dict[ViewDtype, torch.dtype] = {
     "int8": torch.int8,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# The size of a large piece is a multiple of it.  CUDA maps a piece of another size in smaller pages when a process opens
-# it that did not allocate it.  Kernels of that process then take up to four times as long to read gigabytes.
+# The size of a large piece is a multiple of it.  Otherwise, CUDA gives a process that did not allocate the piece small
+# pages of memory, and its kernels take up to four times as long to read gigabytes.
 PAGE_BYTES = 2**21
 
 

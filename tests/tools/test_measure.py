@@ -246,6 +246,21 @@ def test_a_run_measures_what_is_missing_once(root: Path, capsys: pytest.CaptureF
     ]
 
 
+def test_chosen_pages_are_measured_with_what_shares_their_results(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table of another page with one of their results is measured, too; the other tables are not, nor checked."""
+    (root / "kernels" / "a.md").write_text(block("first"), encoding="utf-8")
+    commit(root)
+    assert main(["--run", "kernels/a.md"], root, FAKE) == 0
+    assert processes(root) == ["speed:first speed:second"]
+    assert main(["--check", "kernels/a.md"], root) == 0
+    assert main(["--check"], root) == 1
+    capsys.readouterr()
+    assert main(["--run", "kernels/b.md"], root, FAKE) == 2
+    assert "no page is 'kernels/b.md'; write the path from" in capsys.readouterr().err
+
+
 def test_failures_are_results(root: Path) -> None:
     """A wrong output is saved, ends its table, and is not an error of the run."""
     with pytest.MonkeyPatch.context() as patch:

@@ -4,6 +4,7 @@
     python -m tools.measure --run              measure it, in a clean tree, and save it in profiles/
     python -m tools.measure --run --seconds N  begin only what is expected to end within N seconds
     python -m tools.measure --check            which rows are stale, dirty, mixed, missing or of another method
+    python -m tools.measure ... PAGE ...       only the tables of these pages, and those that show a result with them
 
 Repeat the run until nothing is left.  Then
 `python -m tools.docs.markdown` writes the tables.
@@ -35,39 +36,40 @@ def main(arguments: list[str], root: Path | None = None, pytest: tuple[str, ...]
     what.add_argument("--check", action="store_true", help="say which rows are out of date")
     what.add_argument("--run", action="store_true", help="measure what is left")
     parser.add_argument("--seconds", type=float, help="with --run: the time after which no piece ends")
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="a page, such as kernels/long.md; default: all")
     options = parser.parse_args(arguments)
     if options.seconds is not None and not options.run:
         parser.error("--seconds needs --run")
-    folder = root or Path.cwd()
     try:
+        pages = ShownPages(root or Path.cwd(), chosen=options.pages)
         if options.check:
-            return _check(folder)
-        return _run(folder, options.seconds, pytest) if options.run else _print_plan(folder)
+            return _check(pages)
+        return _run(pages, options.seconds, pytest) if options.run else _print_plan(pages)
     except (FaError, OSError) as problem:
         sys.stderr.write(f"{problem}\n")
         return 2
 
 
-def _check(root: Path) -> int:
-    lines, faults = check_lines(ShownPages(root))
+def _check(pages: ShownPages) -> int:
+    lines, faults = check_lines(pages)
     _say(*lines, f"{faults} faults" if faults else "every row is of these sources, of one clean commit and of one card")
     return int(bool(faults))
 
 
-def _print_plan(root: Path) -> int:
-    plan = make_plan(ShownPages(root), read_source(root))
+def _print_plan(pages: ShownPages) -> int:
+    plan = make_plan(pages, read_source(pages.root))
     _say(*plan.lines)
     return int(bool(plan.pieces))
 
 
-def _run(root: Path, seconds: float | None, pytest: tuple[str, ...]) -> int:
-    source, pages = require_clean(root), ShownPages(root)
+def _run(pages: ShownPages, seconds: float | None, pytest: tuple[str, ...]) -> int:
+    source = require_clean(pages.root)
     card = require_card(pages.tables())
     plan = make_plan(pages, source, card, pytest)
     _say(*plan.lines)
-    if not run_pieces(root, plan, seconds, _say):
+    if not run_pieces(pages.root, plan, seconds, _say):
         return 1
-    left = make_plan(ShownPages(root), source, card, pytest)
+    left = make_plan(pages.read_again(), source, card, pytest)
     missing = [f"not measured: {each}" for piece in left.pieces for each in (piece.results or (piece.file,))]
     _say(*(missing or ["nothing is left"]))
     return int(bool(left.pieces))

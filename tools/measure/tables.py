@@ -56,14 +56,17 @@ class PageTable(NamedTuple):
 class ShownPages:
     """The pages of a repository with what their tables need: the variants, and the saved results that stand.
 
-    Raises `TableProblem` if there are no pages, and `FaError` if the variants cannot be read.
+    With `chosen`, paths from the root folder, it has the tables of these pages, and those that share a result with one.
+    Raises `TableProblem` if there are no pages or not the chosen ones, and `FaError` if the variants cannot be read.
     """
 
-    def __init__(self, root: Path, kernels: str = "kernels") -> None:
-        self.root = root
+    def __init__(self, root: Path, kernels: str = "kernels", chosen: Sequence[str] = ()) -> None:
+        self.root, self._chosen = root, frozenset(chosen)
         self._paths = [path for glob in PAGES for path in sorted(root.glob(glob))]
         if not self._paths:
             raise TableProblem(f"no page in {root}: run this in the root folder of the repository")
+        if unknown := self._chosen - {_name_of(path, root) for path in self._paths}:
+            raise TableProblem(f"no page is {min(unknown)!r}; write the path from {root}, such as kernels/long.md")
         catalog = discover((root / kernels,))
         catalog.require_unique_names()
         self.variants: dict[str, Variant] = catalog.variants
@@ -75,10 +78,19 @@ class ShownPages:
         Raises `TableProblem` for a page, a comment or a line of records that cannot be read, and for a variant that
         does not exist.
         """
-        return [table for path in self._paths for table in self._tables_of(path)]
+        tables = [table for path in self._paths for table in self._tables_of(path)]
+        if not self._chosen:
+            return tables
+        groups = [group for group in groups_of(tables) if any(each.page in self._chosen for each in group)]
+        names = {each.name for group in groups for each in group}
+        return [each for each in tables if each.name in names]
+
+    def read_again(self) -> ShownPages:
+        """The same pages with what is saved now."""
+        return ShownPages(self.root, chosen=[*self._chosen])
 
     def _tables_of(self, path: Path) -> Iterator[PageTable]:
-        page = path.relative_to(self.root).as_posix()
+        page = _name_of(path, self.root)
         try:
             for comment in comments_of(path.read_text(encoding="utf-8")):
                 shown = comment.contents(self.root)
@@ -122,6 +134,10 @@ class ShownPages:
                 raise TableProblem(f"{path}: {file.complaint}")
             self._saved[profiles, variant] = list(standing_results(file.records).records), list(file.bad_lines)
         return self._saved[profiles, variant]
+
+
+def _name_of(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix()
 
 
 def _id_of(kind: RecordKind, variant: str, case: Case) -> str:
