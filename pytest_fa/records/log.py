@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
@@ -96,9 +97,27 @@ def _open_to_append(path: str, flags: int) -> int:
 def replace_records(path: Path, records: list[Record]) -> None:
     """Write a file with these records only.  A reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    with _replacing(path) as stream:
+        stream.writelines(to_json(record) + b"\n" for record in records)
+
+
+def keep_records(path: Path, is_kept: Callable[[Record], bool]) -> None:
+    """Remove the other records of a file that `save_records` wrote.  Lines that are no records of this version stay.
+
+    Raises `UnreadableRecords` for a file that cannot be read, which is not written.
+    """
+    with _replacing(path) as stream:
+        saved = _copy_bad_lines(path, stream, ())
+        stream.writelines(compact_lines(filter(is_kept, saved), to_json))
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that replaces the old one at the end, so that a kill does not damage the old one."""
     scratch = path.with_suffix(f".{os.getpid()}.tmp")
     try:
-        scratch.write_bytes(b"".join(to_json(record) + b"\n" for record in records))
+        with scratch.open("wb") as stream:
+            yield stream
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
@@ -120,13 +139,8 @@ def save_records(records: list[Record], folder: Path, root: Path | None = None) 
         files.setdefault(saved_path(folder, record), []).append(record)
     for path, new_records in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            with scratch.open("wb") as stream:
-                _write_saved(stream, path, new_records, root)
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
+        with _replacing(path) as stream:
+            _write_saved(stream, path, new_records, root)
     return list(files)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.environment import Gpu
-from pytest_fa.records.log import save_records
+from pytest_fa.records.log import read_records, save_records
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import SCHEMA, MachineIdentity, Record, Source
 from pytest_fa.records.source import read_source
@@ -338,6 +338,30 @@ def test_a_run_that_cannot_count_is_refused(
     (sentence,) = capsys.readouterr().err.splitlines()
     assert words in sentence
     assert processes(root) == []
+
+
+# -- prune ------------------------------------------------------------------------------------------------------------
+
+
+def test_old_checks_that_no_page_shows_are_removed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Times stay, and checks of the sources of today.  A file without results is removed."""
+    source = Source(git(root, "rev-parse", "HEAD"), dirty=False, origin="git")
+    save(root, timed(root, "first"), timed(root, "second"))
+    for name in ("first", "second", "third"):
+        old = record(name, f"{SHAPE}-seed1", "correct", check=OK, environment=ENVIRONMENT, source=source)
+        save(root, old, msgspec.structs.replace(old, id=f"{name}-{SHAPE}-seed2"))
+    for name in ("second", "third"):
+        (root / "kernels" / name / "kernel.cu").write_text("int changed;\n", encoding="utf-8")
+    commit(root)
+    folder = root / "profiles" / "nvidia-h200"
+    assert main(["--prune"], root) == 0
+    removed = {"second": "2 of 3", "third": "2 of 2"}
+    lines = [f"profiles/nvidia-h200/{name}.jsonl: {count} results removed" for name, count in removed.items()]
+    assert capsys.readouterr().out.splitlines() == lines
+    kept = {path.stem: [each.kind for each in read_records(path)] for path in sorted(folder.glob("*.jsonl"))}
+    assert kept == {"first": ["correct", "correct", "speed"], "second": ["speed"]}
+    assert main(["--prune"], root) == 0
+    assert capsys.readouterr().out.splitlines() == ["nothing to remove"]
 
 
 # -- check ------------------------------------------------------------------------------------------------------------

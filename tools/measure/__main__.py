@@ -4,6 +4,7 @@
     python -m tools.measure --run              measure it, in a clean tree, and save it in profiles/
     python -m tools.measure --run --seconds N  begin only what is expected to end within N seconds
     python -m tools.measure --check            which rows are stale, dirty, mixed, missing or of another method
+    python -m tools.measure --prune            remove checks of earlier sources that no page shows; times and gates stay
     python -m tools.measure ... PAGE ...       only the tables of these pages, and those that show a result with them
 
 Repeat the run until nothing is left.  Then
@@ -24,6 +25,7 @@ from pytest_fa.records.source import read_source
 from tools.measure.faults import check_lines
 from tools.measure.measure import require_card, require_clean, run_pieces
 from tools.measure.plan import PYTEST, make_plan
+from tools.measure.prune import remove_old_checks
 from tools.measure.tables import ShownPages
 
 
@@ -35,15 +37,20 @@ def main(arguments: list[str], root: Path | None = None, pytest: tuple[str, ...]
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="say which rows are out of date")
     what.add_argument("--run", action="store_true", help="measure what is left")
+    what.add_argument("--prune", action="store_true", help="remove old checks that no page shows")
     parser.add_argument("--seconds", type=float, help="with --run: the time after which no piece ends")
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="a page, such as kernels/long.md; default: all")
     options = parser.parse_args(arguments)
     if options.seconds is not None and not options.run:
         parser.error("--seconds needs --run")
+    if options.prune and options.pages:
+        parser.error("--prune takes no page: what other pages show stays")
     try:
         pages = ShownPages(root or Path.cwd(), chosen=options.pages)
         if options.check:
             return _check(pages)
+        if options.prune:
+            return _prune(pages)
         return _run(pages, options.seconds, pytest) if options.run else _print_plan(pages)
     except (FaError, OSError) as problem:
         sys.stderr.write(f"{problem}\n")
@@ -54,6 +61,11 @@ def _check(pages: ShownPages) -> int:
     lines, faults = check_lines(pages)
     _say(*lines, f"{faults} faults" if faults else "every row is of these sources, of one clean commit and of one card")
     return int(bool(faults))
+
+
+def _prune(pages: ShownPages) -> int:
+    _say(*(remove_old_checks(pages) or ["nothing to remove"]))
+    return 0
 
 
 def _print_plan(pages: ShownPages) -> int:

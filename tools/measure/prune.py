@@ -1,0 +1,41 @@
+"""Removes saved checks that say nothing about the kernels of today."""
+
+from __future__ import annotations
+
+from pytest_fa.records.files import read_record_file
+from pytest_fa.records.log import keep_records
+from pytest_fa.records.record import Record, RecordKind
+from tools.measure.sources import SourceHistory
+from tools.measure.tables import ShownPages
+
+LASTING: tuple[RecordKind, ...] = ("speed", "gate")  # `auto` is fitted from times, and the noise of cards from both
+
+
+def remove_old_checks(pages: ShownPages) -> list[str]:
+    """Remove the checks and profiles that no table shows and whose sources have changed; return a line for each file.
+
+    Times and gates stay.  A file of which nothing is left is removed, too.  Raises `FaError` for what cannot be read.
+    """
+    tables, history = pages.tables(), SourceHistory(pages.root)
+    shown = {(each.kind, each.id) for table in tables for each in table.records}
+    lines: list[str] = []
+
+    def is_kept(record: Record) -> bool:
+        if record.kind in LASTING or (record.kind, record.id) in shown:
+            return True
+        variant = pages.variants.get(record.variant)
+        return (
+            variant is not None
+            and not record.source.dirty
+            and not history.changes(record.source, variant, record.sources)
+        )
+
+    for folder in sorted({table.folder for table in tables}):
+        for path in sorted((pages.root / folder).glob("*.jsonl")):
+            records = read_record_file(path).records
+            if number := sum(not is_kept(each) for each in records):
+                keep_records(path, is_kept)
+                if not path.stat().st_size:
+                    path.unlink()
+                lines.append(f"{path.relative_to(pages.root)}: {number} of {len(records)} results removed")
+    return lines
