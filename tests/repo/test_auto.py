@@ -149,7 +149,7 @@ def test_a_rung_that_was_wrong_has_no_costs() -> None:
     """One wrong result of a rung removes it; one without a verdict does not."""
     of_rung = [record for record in records() if record.variant == "long_shapes"]
     for outcome, rungs in ((Outcome.WRONG, []), (Outcome.INCONCLUSIVE, ["long_shapes"])):
-        changed = [*of_rung, msgspec.structs.replace(of_rung[0], outcome=outcome)]
+        changed = [*of_rung, msgspec.structs.replace(of_rung[0], kind="correct", outcome=outcome)]
         assert list(fitted(changed)["NVIDIA H200"]["rungs"]) == rungs
 
 
