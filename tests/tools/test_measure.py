@@ -173,6 +173,31 @@ def test_profiles_and_properties_have_their_own_options(root: Path) -> None:
     assert speed == f"pytest_fa.suite.test_attention::test_speed[second-{SHAPE}]"
 
 
+def test_a_gate_has_a_process_of_its_own(root: Path) -> None:
+    """It is one test of all its cases, against its baseline.  A change of the baseline makes it stale."""
+    cases = f"cases={SHAPE},{SMALL_SHAPE}"
+    (root / "README.md").write_text(
+        f"<!-- fa-gates {WORDS} variant=first baseline=second {cases} -->\n<!-- /fa-gates -->\n{block('first')}",
+        encoding="utf-8",
+    )
+    commit(root)
+    save(root, timed(root, "first"))
+    (piece,) = plan_of(root).pieces
+    assert piece.command[-2:] == ("--pyargs", "pytest_fa.suite.test_attention::test_gate[first]")
+    asked = ["--fa-gate=1.0", "--fa-gate-baseline=second", f"--fa-case={SHAPE}-seed0,{SMALL_SHAPE}-seed0"]
+    assert {*asked, "--fa-variant=first", "--fa-save"} < {*piece.command}
+    gated = timed(
+        root, "first", id="first", kind="gate", case=None, speed=None, rerun_command=" ".join(["pytest", *asked])
+    )
+    save(root, gated)
+    assert [*plan_of(root).left.values()] == [1, 0]  # `--fa-gate` without the verdict's form is another command
+    save(root, msgspec.structs.replace(gated, rerun_command=f"{gated.rerun_command} --fa-gate=1"))
+    assert plan_of(root).pieces == ()
+    (root / "kernels" / "second" / "own.h").write_text("int changed;\n", encoding="utf-8")
+    commit(root)
+    assert [*plan_of(root).left.values()] == [1, 0]
+
+
 def test_long_results_are_in_pieces(root: Path) -> None:
     """The seconds are those of the records, and a piece is not expected to take more than five minutes."""
     earlier = Source("0" * 40, dirty=False, origin="git")

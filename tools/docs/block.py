@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +18,7 @@ from pytest_fa.records.record import JUDGED_KINDS, Record, RecordKind
 from pytest_fa.records.standing import Rank, day_of, rank_of, standing_results, words_of
 
 NOTHING = "-"
+SEED = "seed0"  # of the case of a shape
 AnySpec = TypeVar("AnySpec", bound=msgspec.Struct)
 AnyValue = TypeVar("AnyValue")
 # Of one variant: its records of `test_correct` and `test_speed` at one shape, and its failures of any test there.
@@ -24,12 +26,37 @@ AtShape = tuple[Record, ...]
 FAILURES_SAVED_SINCE = "2026-11-27"  # the records of this repository that are older are of results that passed only
 
 
+class ShownGate(msgspec.Struct, frozen=True):
+    """A gate that a block shows: `variant` against `baseline`, whose time is multiplied by `ratio`, on these shapes."""
+
+    variant: str
+    baseline: str
+    ratio: str
+    shapes: tuple[str, ...]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of pytest that ask for it, beside the variant and the cases."""
+        return (f"--fa-gate={self.ratio}", f"--fa-gate-baseline={self.baseline}")
+
+    @property
+    def cases(self) -> str:
+        """The value of `--fa-case`."""
+        return ",".join(f"{shape}-{SEED}" for shape in self.shapes)
+
+    def is_of(self, record: Record) -> bool:
+        """Whether a record is the result of this gate."""
+        words = shlex.split(record.rerun_command)
+        asked = {f"--fa-gate={float(self.ratio):g}", f"--fa-gate-baseline={self.baseline}", f"--fa-case={self.cases}"}
+        return record.kind == "gate" and record.variant == self.variant and asked <= {*words}
+
+
 class Shown(msgspec.Struct, frozen=True):
     """What a block shows that was measured; nothing for one of what the code declares.
 
     In the records folder `profiles`, results of each kind in `kinds` of each of `variants` at each of `shapes`, and its
     failures there.  Those of `kinds_if_saved` only if there are such.  `files` are JSON files of that folder, by name.
-    With `pairs`, it shows only these variants at these shapes.
+    With `pairs`, it shows only these variants at these shapes.  `gates` are shown beside all that.
     """
 
     profiles: str = ""
@@ -39,6 +66,7 @@ class Shown(msgspec.Struct, frozen=True):
     kinds_if_saved: tuple[RecordKind, ...] = ()
     files: tuple[str, ...] = ()
     pairs: frozenset[tuple[str, str]] | None = None
+    gates: tuple[ShownGate, ...] = ()
 
     def shows(self, variant: str, shape: str) -> bool:
         """Whether the block shows results of a variant at a shape."""

@@ -29,6 +29,9 @@ A table is between two comments.  The first comment says what the table shows:
     <!-- fa-accuracy of=gates profiles=profiles/nvidia-h200 -->
     <!-- /fa-accuracy -->
 
+    <!-- fa-gates profiles=profiles/nvidia-h200 variant=ws_p2 baseline=sdpa_cudnn cases=b1h8s512d64-fp16 -->
+    <!-- /fa-gates -->
+
     <!-- fa-list options -->
     <!-- /fa-list -->
 
@@ -49,6 +52,7 @@ from tools.docs import (
     claims_block,
     file_block,
     findings_block,
+    gates_block,
     list_block,
     regret_block,
     screen_block,
@@ -85,6 +89,7 @@ KINDS = {
     "file": BlockKind(file_block.block, file_block.contents),
     "accuracy": BlockKind(accuracy_block.block, accuracy_block.contents),
     "claims": BlockKind(claims_block.block, claims_block.contents),
+    "gates": BlockKind(gates_block.block, gates_block.contents),
     "list": BlockKind(list_block.block, list_block.contents),
     "regret": BlockKind(regret_block.block, regret_block.contents),
 }

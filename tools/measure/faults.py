@@ -56,6 +56,8 @@ def row_faults(table: PageTable, variants: dict[str, Variant], history: SourceHi
     for result, record in table.records.items():
         if record is not None:
             changes = history.changes(record.source, variants[result.variant], record.sources)
+            if result.gate and not changes:
+                changes = history.changes(record.source, variants[result.gate.baseline], {})
             row = f"{result} ({day_of(record)}, commit {_commit(record.source)})"
             faults += [RowFault(kind, row, reason) for kind, reason in _faults_of_record(record, changes)]
             if difference := _difference(record, *usual[0][0]):

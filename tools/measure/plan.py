@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pytest_fa.features.gate.gated import Gate
 from pytest_fa.records.origin import has_no_second_clock
 from pytest_fa.records.record import Record, Source
 from tools.measure.faults import file_faults, origin_of_record, row_faults
@@ -19,6 +20,7 @@ LIMIT_SECONDS = 600.0  # of one piece; then it is interrupted
 PIECE_SECONDS = 300.0  # that a piece may be expected to take, since the estimate may be wrong
 START_SECONDS = 15.0  # of a process, until its first test
 UNKNOWN_SECONDS = 5.0  # of a result, if no record says how long it took
+GATE_SECONDS = 30.0  # of a shape of a gate, likewise
 BUILDS_AT_ONCE = 4
 SUITE = "pytest_fa.suite.test_attention"
 RECORDS_FOLDER = "profiles"
@@ -130,6 +132,8 @@ class RecordedCosts:
 
     def of(self, result: ShownResult) -> float:
         """The seconds of a result; without a record, the median of its kind."""
+        if result.gate and result not in self._seconds:
+            return GATE_SECONDS * len(result.gate.shapes)
         usual = statistics.median(self._of_kind.get(result.kind, [UNKNOWN_SECONDS]))
         return self._seconds.get(result, usual)
 
@@ -139,6 +143,8 @@ class RecordedCosts:
 
 
 def _seconds_of(record: Record) -> float:
+    if gate := Gate.of(record):
+        return gate.seconds
     if record.costs:
         return record.costs.job_seconds + record.costs.profiler_seconds
     return sum(stage.seconds for stage in record.stages if stage.name != "build") or UNKNOWN_SECONDS
@@ -166,6 +172,8 @@ def _pieces(results: Iterable[ShownResult], recorded: RecordedCosts, pytest: tup
 
 def _options_of(result: ShownResult) -> tuple[str, ...]:
     """The options without which pytest has no such test; properties have no case."""
+    if result.gate:
+        return result.gate.options
     if result.kind == "profile":
         return ("--ncu", f"--ncu-set={result.id.rpartition('-')[2]}")
     return ("property",) if result.kind == "property" else ()
@@ -186,11 +194,15 @@ def _command(results: Sequence[ShownResult], options: tuple[str, ...], pytest: t
 
 
 def _case_of(result: ShownResult) -> str:
-    """The case with its seed, which the id of a record has behind the variant."""
+    """The case with its seed, which the id of a record has behind the variant; of a gate, all its cases."""
+    if result.gate:
+        return result.gate.cases
     seed = result.id.removeprefix(f"{result.variant}-{result.shape}-").partition("-")[0]
     return f"{result.shape}-{seed}"
 
 
 def _test_of(result: ShownResult) -> str:
-    """The id of a test; one that measures a shape has no seed."""
+    """The id of a test; one that measures a shape has no seed, and a gate no case."""
+    if result.gate:
+        return result.variant
     return f"{result.variant}-{result.shape}" if result.kind in ("speed", "profile") else result.id

@@ -15,11 +15,10 @@ from pytest_fa.records.files import BadLine, read_record_file
 from pytest_fa.records.log import saved_name
 from pytest_fa.records.record import JUDGED_KINDS, Record, RecordKind
 from pytest_fa.records.standing import rank_of, standing_results
-from tools.docs.block import Shown, TableProblem, is_failure
+from tools.docs.block import SEED, Shown, ShownGate, TableProblem, is_failure
 from tools.docs.markdown import comments_of
 
 PAGES = ("README.md", "docs/**/*.md", "kernels/*.md")
-SEED = "seed0"  # of what a table shows where nothing is saved yet
 
 
 class ShownResult(NamedTuple):
@@ -28,10 +27,12 @@ class ShownResult(NamedTuple):
     kind: RecordKind
     id: str
     variant: str
-    shape: str
+    shape: str  # of a gate, its shapes with commas
+    gate: ShownGate | None = None
 
     def __str__(self) -> str:
-        return f"{self.kind} of {self.variant} at {self.shape}"
+        against = f" against {self.gate.baseline}" if self.gate else ""
+        return f"{self.kind} of {self.variant}{against} at {self.shape}"
 
 
 class PageTable(NamedTuple):
@@ -94,7 +95,7 @@ class ShownPages:
         try:
             for comment in comments_of(path.read_text(encoding="utf-8")):
                 shown = comment.contents(self.root)
-                if shown.variants or shown.files:
+                if shown.variants or shown.files or shown.gates:
                     yield self._table(page, comment.line, shown)
         except (OSError, UnicodeDecodeError, FaError) as problem:
             raise TableProblem(f"{page}: {problem}") from None
@@ -109,6 +110,12 @@ class ShownPages:
                     records[ShownResult(record.kind, record.id, variant, record.case.shape_id)] = record
             keys = {bad_line.earlier_key for bad_line in bad_lines}
             earlier |= {each for each in records if each.variant == variant and (each.kind, each.id) in keys}
+        for gate in shown.gates:
+            self._require_variant(gate.variant)
+            self._require_variant(gate.baseline)
+            standing, _ = self._saved_of(shown.profiles, gate.variant)
+            result = ShownResult("gate", gate.variant, gate.variant, ",".join(gate.shapes), gate)
+            records[result] = next(filter(gate.is_of, standing), None)
         missing = frozenset(each for each in earlier if records[each] is None)
         files = tuple(f"{shown.profiles}/{name}" for name in shown.files)
         return PageTable(page, line, shown.profiles, records, missing, files)
@@ -116,14 +123,17 @@ class ShownPages:
     def _expected(self, shown: Shown) -> Iterator[ShownResult]:
         """What the table would show if all was measured that its variants support."""
         for name in shown.variants:
-            if name not in self.variants:
-                raise TableProblem(f"there is no variant {name}")
-            variant = self.variants[name]
+            variant = self._require_variant(name)
             for shape in (each for each in shown.shapes if shown.shows(name, each)):
                 case = parse_case(f"{shape}-{SEED}")
                 kinds = [kind for kind in shown.kinds if kind != "correct" or _has_checks_of_its_own(variant)]
                 if variant.refuses(case) is None:
                     yield from (ShownResult(kind, _id_of(kind, name, case), name, shape) for kind in kinds)
+
+    def _require_variant(self, name: str) -> Variant:
+        if name not in self.variants:
+            raise TableProblem(f"there is no variant {name}")
+        return self.variants[name]
 
     def _saved_of(self, profiles: str, variant: str) -> tuple[list[Record], list[BadLine]]:
         """The results of a variant that stand, and its lines of an earlier schema."""
