@@ -15,7 +15,7 @@ import msgspec
 
 from pytest_fa.records.log import save_records
 from pytest_fa.records.outcome import Outcome
-from pytest_fa.records.record import MachineIdentity, Record
+from pytest_fa.records.record import MachineIdentity, Record, RecordKind
 from pytest_fa.records.source import read_source
 from tests.factories import ENVIRONMENT, OK, record, speed
 
@@ -43,7 +43,10 @@ def main(arguments: list[str]) -> int:
 def _result(kind: str, variant: str, case: str) -> Record:
     outcome = OUTCOMES[os.environ.get("FAKE_OUTCOME", "ok")]
     is_timed = kind == "speed" and outcome == Outcome.OK
-    plain = record(variant, f"{case.removesuffix('-seed0')}-seed0", "speed" if kind == "speed" else "correct", check=OK)
+    measured: RecordKind = "profile" if kind == "profile" else "speed" if kind == "speed" else "correct"
+    plain = record(variant, f"{case.removesuffix('-seed0')}-seed0", measured, check=OK)
+    if kind == "profile":
+        plain = msgspec.structs.replace(plain, id=f"{plain.id}-verdict")
     return msgspec.structs.replace(
         plain,
         outcome=outcome,

@@ -314,8 +314,12 @@ def test_a_piece_is_interrupted_at_its_limit(
 
 
 def test_a_run_ends_in_time(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A piece that is expected to take longer than what is left is not begun, and a later run begins with it."""
-    (root / "README.md").write_text(block("first") + block("second", SMALL_SHAPE), encoding="utf-8")
+    """A piece that is expected to take longer than what is left is not begun; a short one behind it is.
+
+    A later run begins with the long one.
+    """
+    short = f"<!-- fa-findings of=bottlenecks {WORDS} cases={SHAPE} variants=third -->\n<!-- /fa-findings -->\n"
+    (root / "README.md").write_text(block("first") + block("second", SMALL_SHAPE) + short, encoding="utf-8")
     commit(root)
     capsys.readouterr()
     earlier = Source("0" * 40, dirty=False, origin="git")
@@ -323,8 +327,8 @@ def test_a_run_ends_in_time(root: Path, capsys: pytest.CaptureFixture[str]) -> N
     save(root, timed(root, "first", costs=costs, source=earlier))
     save(root, timed(root, "second", SMALL_SHAPE, costs=costs, source=earlier))
     assert main(["--run", "--seconds=300"], root, FAKE) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "1 of 2 pieces are left: run the same command again"
-    assert processes(root) == ["speed:first"]
+    assert capsys.readouterr().out.splitlines()[-1] == "1 of 3 pieces are left: run the same command again"
+    assert processes(root) == ["speed:first", "profile:third"]
     assert main(["--run"], root, FAKE) == 0
     assert processes(root) == ["speed:second"]
 

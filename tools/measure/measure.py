@@ -51,21 +51,24 @@ def require_card(tables: list[PageTable]) -> str:
 def run_pieces(root: Path, plan: TablePlan, seconds: float | None, say: Callable[[str], None]) -> bool:
     """Run the pieces that fit into `seconds`; return whether all were run.
 
-    A piece that is expected to end later is not begun.  One that takes longer than its limit is interrupted, so that
-    it saves what it has, and then killed.
+    A piece that is expected to end later is not begun, except the first; a short one behind it may be.  One that takes
+    longer than its limit is interrupted, so that it saves what it has, and then killed.
     """
     end = None if seconds is None else time.monotonic() + seconds
+    left = 0
     for number, piece in enumerate(plan.pieces, 1):
         limit = LIMIT_SECONDS if end is None else min(LIMIT_SECONDS, end - time.monotonic())
         if end is not None and piece.seconds + SAVE_SECONDS > limit and number > 1:
-            say(f"{len(plan.pieces) - number + 1} of {len(plan.pieces)} pieces are left: run the same command again")
-            return False
+            left += 1
+            continue
         say(f"{number}/{len(plan.pieces)}: {piece.title}, about {piece.seconds:.0f} s")
         log = root / LOGS / f"{number}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         if problem := _run(root, piece, log, limit):
             say(f"{number}/{len(plan.pieces)}: {problem}: {log.relative_to(root)}")
-    return True
+    if left:
+        say(f"{left} of {len(plan.pieces)} pieces are left: run the same command again")
+    return not left
 
 
 def _run(root: Path, piece: TablePiece, log: Path, limit: float) -> str:
