@@ -38,7 +38,7 @@ from tests.factories import check
 from tests.written_runs import end_run
 
 REPOSITORY = Path(__file__).parents[3]
-PROFILES = REPOSITORY / "profiles" / "nvidia-h200"
+PROFILES = REPOSITORY / "tests" / "recorded" / "profiles" / "nvidia-h200"
 RECORDS = "artifacts/records/run.jsonl"
 Content = dict[str, bytes]
 

@@ -18,7 +18,7 @@ from pytest_fa.table.layout import COLD_FIRST, LEGEND, SHAPE_COLUMNS, TextLine, 
 from pytest_fa.table.rows import NOTHING, Row, RowGroup, make_groups, notes
 from tests.factories import OK, SHAPE, WRONG, build, record, speed
 
-SAVED = Path(__file__).parents[3] / "profiles" / "nvidia-h200"
+SAVED = Path(__file__).parents[2] / "recorded" / "profiles" / "nvidia-h200"
 WIDTHS = (80, 100, 120, 200)
 SHAPES = ("b1h2s64d64-fp16", SHAPE)
 VARIANTS = ("minimal", "ws_p2", "swizzle_async", "cluster_latency", "noop", "sdpa_flash", "sdpa_cudnn", "sdpa_math")
