@@ -10,12 +10,15 @@ times.  `fa-accuracy` is left out, since it has no figure of a single result.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from kernels.auto.rung_times import UNSEEN, read_rung_times
+from pytest_fa.features.gate.decision import control_of
+from pytest_fa.features.gate.gated import Gate, GatePair
 from pytest_fa.features.gate.noise import read_noise
 from pytest_fa.features.ncu.nsight_report import DURATION, NsightReport
 from pytest_fa.records.built import Kernel
@@ -97,6 +100,13 @@ class RecordsOfTable:
         """What the records of a variant at a shape have for the column with this head."""
         return [value for record in self.at(variant, shape) for value in _values_of(record, head, self._ceilings)]
 
+    def pairs(self, variant: str, baseline: str, shape: str) -> list[GatePair]:
+        """The pairs of a baseline and a shape in the gates of a variant with the origin that the table states."""
+        saved, fits = self._read(self._folder / f"{variant}.jsonl"), self._origin.fits
+        gates = Gate.all_of(each for each in saved if fits(each.environment, day_of(each), each.source))
+        pairs = [pair for gate in gates for pair in gate.pairs]
+        return [each for each in pairs if (each.samples.baseline, each.samples.shape_id) == (baseline, shape)]
+
     def ratios(self, variant: str, others: Iterable[str], shape: str) -> list[float]:
         """The times of a variant, divided by those of each other one."""
         others_us = [us for other in others for us in self.values("device_us", other, shape)]
@@ -146,6 +156,9 @@ def _cells(table: RenderedTable, records: RecordsOfTable) -> Iterator[TableCell]
     if table.kind == "claims":
         yield from _cells_of_claims(table, records)
         return
+    if table.kind == "gates":
+        yield from _cells_of_gates(table, records)
+        return
     shapes = names_in(table.words["cases"])
     heads, *rows = table.rows
     for row in rows:
@@ -179,6 +192,19 @@ def _cells_of_claims(table: RenderedTable, records: RecordsOfTable) -> Iterator[
             measured,
             [us for name in names for us in records.values("us", name, shape)],
         )
+
+
+def _cells_of_gates(table: RenderedTable, records: RecordsOfTable) -> Iterator[TableCell]:
+    """The ratio of a pair, its interval, the interval of its A/A control, and the time of the baseline."""
+    variant, baseline = table.words["variant"], table.words["baseline"]
+    heads, *rows = table.rows
+    for row in rows:
+        pairs = records.pairs(variant, baseline, row[0])
+        controls = [control_of(pair.samples)[0] for pair in pairs]
+        percents = [100 * math.expm1(value) for each in controls for value in (each.mean, each.low, each.high)]
+        values = [value for each in pairs for value in (each.ratio, each.low, each.high, each.baseline_us)]
+        for head, text in zip(heads[1:], row[1:], strict=True):
+            yield f"{variant} at {row[0]}", head, text, [*percents, *(value for value in values if value is not None)]
 
 
 def _values_by_variant(
