@@ -116,6 +116,7 @@ def with_calls(prefix: str, call: str) -> str:
     return prefix + PYTHON_SOURCE.replace("    scores =", f"    {call}\n    scores =", 1)
 
 
+@pytest.mark.nightly
 def test_a_run_whose_records_were_changed_is_red(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     """A right kernel that rewrites records of its run: the run names the file and fails, and makes no bundle.
 
@@ -143,6 +144,7 @@ def test_a_run_whose_records_were_changed_is_red(project: Project, capsys: pytes
         assert "line 1 is not the one that was written (" in error
 
 
+@pytest.mark.nightly
 def test_a_module_that_is_changed_meanwhile_decides_nothing(project: Project, tmp_path: Path) -> None:
     """A kernel that changes a module which `judge` imports at its end gets no other verdict; it cannot attach."""
     package = tmp_path / "installed" / "pytest_fa"

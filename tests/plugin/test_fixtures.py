@@ -228,6 +228,7 @@ def test_timed_outputs_are_judged(project: Project) -> None:
     assert re.search(r"wrong: .* in an output of the timed calls", result.text)
 
 
+@pytest.mark.nightly
 def test_gradients_have_no_verdict_here(new_project: NewProject) -> None:
     """A test that asks for gradients fails: only dQ would be judged in this process."""
     project = new_project("gradients")

@@ -54,6 +54,7 @@ def test_ctrl_c_names_the_variant_that_was_awaited(looping: Project) -> None:
     assert "KeyboardInterrupt" not in output
 
 
+@pytest.mark.nightly
 def test_the_status_line_names_what_is_awaited(looping: Project) -> None:
     """On a terminal, a line says after 5 s what is awaited, since when, and when it counts as a hang."""
     terminal, inner_end = pty.openpty()

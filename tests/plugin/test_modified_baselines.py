@@ -120,6 +120,7 @@ def test_a_case_without_a_kernel_is_refused_by_flex_attention(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.nightly
 def test_flex_attention_is_compiled_for_each_of_many_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Left to itself, torch compiles eight cases of a process, and runs the others slowly without a word."""
     compiled = []

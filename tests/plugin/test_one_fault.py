@@ -96,6 +96,7 @@ def test_a_function_that_returns_no_output_fails_once(project: Project, call: st
     assert [reason for reason in reasons if "entry.call" in reason] == []
 
 
+@pytest.mark.nightly
 def test_a_failure_that_is_allowed_reports_nothing(lab: Project) -> None:
     """After the user's own tests, which expect the faults, the shipped tests still fail with them."""
     run = lab.run("own", "--pyargs", "pytest_fa.suite", ONE_CASE, "-k", "known or expected or test_correct")

@@ -115,6 +115,7 @@ def test_its_operator_gets_the_tensors_and_the_mask(on_cpu: Project) -> None:
     assert [*run.outcomes.values()] == ["passed"] * 3, run.reasons
 
 
+@pytest.mark.nightly
 def test_its_operator_gets_the_window_and_the_cap(on_cpu: Project) -> None:
     """An open side is -1; a build that leaves out caps skips them with its own reason."""
     cases = "--fa-case=b1h2s60d64-fp16-win9_3-sk70-seed0,b1h2s60d64-fp16-wino_5-cap50-seed0,b1h2s60d64-fp16-cap2-seed0"

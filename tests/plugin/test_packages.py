@@ -20,6 +20,7 @@ def install(project: Project, entry_points: str) -> dict[str, str]:
     return {"PYTHONPATH": str(project.folder / "site")}
 
 
+@pytest.mark.nightly
 def test_installing_makes_them_appear(project: Project) -> None:
     """A package's variant is listed and judged like a variant of the project."""
     project.python_variant("own")

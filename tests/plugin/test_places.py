@@ -383,6 +383,7 @@ def test_a_page_or_records_that_are_not_written_are_not_green(stranger: Project,
     assert result.all_lines[-1].startswith(f"ERROR: {option.partition('=')[0]}: {reason}")
 
 
+@pytest.mark.nightly
 def test_workers_that_judge_nothing_are_not_green(stranger: Project) -> None:
     """With `-n`, the run says at its end that no test used kernels, or did what an option asks for."""
     stranger.write("other/test_run.py", "def test_of_a_user(fa_run):\n    pass\n")
@@ -492,6 +493,7 @@ def test_an_id_of_an_unknown_variant(stranger: Project) -> None:
     assert stranger.complaint(f"test_attention.py::test_correct[mien-{CASE}]") == [complaint]
 
 
+@pytest.mark.nightly
 def test_an_id_of_the_self_test(stranger: Project) -> None:
     """With --fa-selftest, the id of one of its tests selects this test."""
     result = stranger.run_here("--fa-selftest", "--collect-only", "-q", "selftest.py::test_judge[gain_only]")

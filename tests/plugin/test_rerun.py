@@ -180,6 +180,7 @@ def test_other_tests_in_testpaths_are_not_rerun(lab: Project) -> None:
     assert shell.outcomes(rerun) == {f"test_attention::test_correct[wrong-{CASE}]": "failure"}
 
 
+@pytest.mark.nightly
 def test_a_timing_is_rerun_with_its_companions(shell: Shell) -> None:
     """The rerun command of a timing runs it beside the companions, with the same --benchmark-disable."""
     (rerun,) = reruns(shell.type(f"pytest --benchmark-disable --fa-variant=wrong {ONE_CASE} -k 'test_speed and wrong'"))

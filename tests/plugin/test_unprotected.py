@@ -86,6 +86,7 @@ def test_the_judge_command_gives_no_verdict(project: Project) -> None:
         assert status == "wrong" or document["reason"] == f"mine was judged unprotected: {REASON}"
 
 
+@pytest.mark.nightly
 def test_no_variant_can_take_the_protection_away(project: Project) -> None:
     """A variant that breaks memory files in its own process changes nothing for the judge."""
     project.python_variant("breaker", BREAKS_SHARING)

@@ -134,6 +134,7 @@ def test_the_user_may_choose_a_distribution(project: Project) -> None:
     assert len(set(workers_of(result).values())) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_builds_are_made_before_the_workers_start(project: Project) -> None:
     """The controller compiles each variant once and says so; with -k, the workers do it under a lock."""

@@ -49,6 +49,7 @@ def test_every_place_exists() -> None:
     assert [place for place in places if not any((root / place).exists() for root in roots)] == []
 
 
+@pytest.mark.nightly
 def test_the_example_is_a_complete_feature(project: Project, tmp_path: Path) -> None:
     """The feature of the page, with its name in the list, has an option that prints its line below the table."""
     package = tmp_path / "pytest_fa"

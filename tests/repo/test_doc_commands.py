@@ -50,6 +50,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_about_records_works(saved: Path, page: str) -> None:
     """Each `python -m pytest_fa` of a page exits with 0; a command about bundles is accepted; each option exists."""

@@ -71,6 +71,7 @@ def test_it_is_verified(bundled: Bundled) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_it_is_reproduced(bundled: Bundled, tmp_path: Path) -> None:
     """Both outcomes are reproduced from the bundle alone; its ini file and conftest.py do not take part."""
     folder = tmp_path / "replay"

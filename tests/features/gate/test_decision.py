@@ -51,6 +51,7 @@ def verdicts(difference: float, gates: int, ratio: float = 1.0, shapes: int = 1)
     return Counter(gate([pair(log_ratio, draw) for _ in range(shapes)], ratio)[0] for _ in range(gates))
 
 
+@pytest.mark.nightly
 def test_equal_kernels_are_rarely_decided() -> None:
     """If the true ratio equals the gate's, at most 2.7 % of 4,000 gates end with PASS or FAIL."""
     counts = verdicts(0.0, 4000)

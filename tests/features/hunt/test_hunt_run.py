@@ -21,6 +21,7 @@ def hunted(project: Project) -> Project:
     return project
 
 
+@pytest.mark.nightly
 def test_a_fault_is_told_with_its_smallest_case_and_how_to_repeat_it(hunted: Project) -> None:
     """The next hunt begins with it, and the command judges it again."""
     run = hunted.suite("--fa-hunt=mine", "--fa-hunt-seconds=8", "--fa-hunt-seed=3")
@@ -45,6 +46,7 @@ def test_an_example_is_judged_again_alone(hunted: Project) -> None:
     assert "--fa-hunt-again: mine does not support b1h1s1d64-bf16: dtype is bf16" in unclaimed.text
 
 
+@pytest.mark.nightly
 def test_a_baseline_that_refuses_all_is_not_right(hunted: Project) -> None:
     """Nothing was judged, so the run is not green."""
     source = (

@@ -184,6 +184,7 @@ def test_no_counters_change_no_outcome(counted: Project, happening: str, words: 
     assert f"no counters will be collected: {words}" in run.text
 
 
+@pytest.mark.nightly
 def test_strict_makes_it_a_failure(counted: Project) -> None:
     """With `--ncu-strict`, the test fails if counters cannot be read."""
     run = ncu(counted, "right", "-k", "test_profile", "--ncu-strict", FAKE_NCU="permission")
@@ -197,6 +198,7 @@ def test_nothing_but_skipped_profiles_is_red(counted: Project) -> None:
     assert (run.ret, "fa: nothing ran" in run.text) == (1, True)
 
 
+@pytest.mark.nightly
 def test_a_run_without_kernels_is_not_measured(counted: Project) -> None:
     """If Nsight Compute succeeds but profiles no kernel, the status is `no-kernels` and not a success."""
     run = ncu(counted, "right", "-k", "test_profile", "-rs", FAKE_NCU="no-kernels", FAKE_TRIAL="ok")

@@ -30,6 +30,7 @@ def test_a_python_variant_is_right_at_once(project: Project, capsys: pytest.Capt
     assert run.outcomes["test_correct[mine-b1h8s512d64-fp16-seed0]"] == "passed"
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_cuda_variant_builds_at_once(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     """The CUDA variant compiles without spills."""

@@ -233,6 +233,7 @@ def test_bad_functions_give_no_verdict(slides: Project, variant: str, function: 
     assert (record.outcome, record.check, record.message.splitlines()[0]) == (Outcome.INCONCLUSIVE, None, expected)
 
 
+@pytest.mark.nightly
 def test_a_named_case_that_is_not_judged_outweighs_one_without_a_verdict(slides: Project) -> None:
     """To run again cannot help a case that no kernel computes, so the exit status is that of a failure."""
     masked = CASE.replace("-fp16", "-fp16-causal")

@@ -112,6 +112,7 @@ def test_a_save_abandons_the_run(good: Project) -> None:
     assert re.findall(VERDICT, run.text[place:]) == ["correct"]
 
 
+@pytest.mark.nightly
 def test_ctrl_c_in_the_middle_of_a_run_is_an_interruption(good: Project) -> None:
     """Ctrl-C before the verdict on what was saved last ends with 2; a right verdict on older content does not count."""
     with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:

@@ -128,6 +128,7 @@ def test_shipped_workloads_have_the_baselines_that_they_say(tmp_path: Path) -> N
     assert all("The weights are an example" in path.read_text(encoding="utf-8") for path in SHIPPED.values())
 
 
+@pytest.mark.nightly
 def test_a_run_ends_its_table_with_the_mix(one: Project) -> None:
     """A run judges and times the cases, and has a line for the variant; the next command has the workload, too."""
     result = one.suite("--fa-variant=good", "--fa-workload=mix.yaml")
@@ -149,6 +150,7 @@ def test_a_run_ends_its_table_with_the_mix(one: Project) -> None:
     assert len(left_out) == 1
 
 
+@pytest.mark.nightly
 def test_without_times_it_is_undecided(one: Project) -> None:
     """A run that only checks names every case; one that only compiles has no line."""
     checked = one.suite("--fa-variant=good", "--fa-workload=mix.yaml", "--benchmark-disable")

@@ -403,6 +403,7 @@ def test_the_tables_of_the_documentation_have_it() -> None:
 REGISTER = "from even_bias import PART\n\nfrom pytest_fa.attention import parts\n\nparts.add(PART)\n"
 
 
+@pytest.mark.nightly
 def test_a_run_of_pytest_judges_it(new_project: NewProject, tmp_path: Path) -> None:
     """Where each process registers the part, `--help` has it, a right kernel passes, and one that ignores it fails."""
     project = new_project("made_up")

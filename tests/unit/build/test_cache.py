@@ -511,6 +511,7 @@ def move_in_another_build(place: Workplace) -> str:
     return other.key
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_build_in_the_place_of_another_is_not_used(workplace: Workplace) -> None:
     """A folder that has the files and hashes of another build, from the same sources, is compiled again."""

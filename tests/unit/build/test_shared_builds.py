@@ -110,6 +110,7 @@ def builds_of(report: BuildReport) -> dict[str, Build]:
     return builds
 
 
+@pytest.mark.nightly
 def test_variants_that_differ_only_in_their_target_are_compiled_once(lab: Lab) -> None:
     """Three variants share one compilation, a fourth with another definition has its own; each has a library."""
     report = lab.ensure()
@@ -186,6 +187,7 @@ def test_builds_and_their_files_stay_within_the_memory_limit(
     assert builds * (1 + chosen.side_by_side) <= max(most, builds)
 
 
+@pytest.mark.nightly
 def test_a_file_that_an_extension_looked_for_makes_a_new_build(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

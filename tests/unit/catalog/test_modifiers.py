@@ -153,6 +153,7 @@ def made_up() -> Iterator[None]:
     parts.remove(EVENS)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("made_up")
 def test_a_new_part_comes_in_by_itself() -> None:
     """A part on the list is combined with all others, also one that only cases with another part can have."""

@@ -272,6 +272,7 @@ def forward(q, k, v, *, scale, causal="none", out=None):
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may read what another process has mapped")
 def test_the_judge_maps_nothing_of_a_variant(job_of_source: JobOfSource, tmp_path: Path) -> None:
     """No file of a kernel folder or of the build cache is mapped in the judge, and its memory files have no name."""

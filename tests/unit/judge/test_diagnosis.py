@@ -165,6 +165,7 @@ def test_no_arithmetic_keeps_the_poison(dtype: torch.dtype) -> None:
     assert [int(is_poison(result.to(dtype)).sum()) for result in computed] == [0] * 5
 
 
+@pytest.mark.nightly
 def test_a_long_case_is_compared_in_part() -> None:
     """For a long case, the diagnosis compares some queries and heads, and says which fraction."""
     cause = diagnosis(lambda i: exact(i, scale=i.scale * 1.01), "b1h8s1500d64-fp16-kv1-seed0").cause
