@@ -69,6 +69,7 @@ def test_ten_percent_faster_passes(quick: Run) -> None:
     assert any(each.startswith("PASS quick < 0.95 x baseline: ") for each in quick.all_lines)
 
 
+@pytest.mark.nightly
 @pytest.mark.alone
 def test_ten_percent_slower_fails(timed: Project) -> None:
     """A kernel that takes 1.1 times the baseline's time fails a gate of 0.95."""

@@ -213,6 +213,7 @@ def test_the_document_fits_the_schema(runs: dict[str, Judged], name: str) -> Non
         jsonschema.validate({key: value for key, value in content.items() if key != "status"}, schema())
 
 
+@pytest.mark.nightly
 @pytest.mark.alone
 def test_a_faster_variant_has_its_ratio(runs: dict[str, Judged]) -> None:
     """The ratio and its interval are below the required ratio, and the records have the gate."""
