@@ -31,7 +31,7 @@ DTYPES: dict[ViewDtype, torch.dtype] = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # The size of a large piece is a multiple of it.  Otherwise, CUDA gives a process that did not allocate the piece small
-# pages of memory, and its kernels take up to four times as long to read gigabytes.
+# pages of memory, and its kernels take up to five times as long to read gigabytes.
 PAGE_BYTES = 2**21
 
 

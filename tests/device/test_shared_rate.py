@@ -13,14 +13,14 @@ from pytest_fa.judge.lending import OtherProcess
 from pytest_fa.wire.commands import Attach, Detach
 
 SIZE_BYTES = 2**30 + 12345
-PAGE_BYTES = 4096  # of a cache: 16 keys of one head at D = 128
+CACHE_PAGE_BYTES = 4096  # 16 keys of one head at D = 128
 ROUNDS = 5
 GPU = torch.device("cuda", 0)
 
 
 def microseconds_of(data: torch.Tensor) -> float:
     """The shortest time of a copy of all pages, in a random order."""
-    pages = data[: len(data) // PAGE_BYTES * PAGE_BYTES].view(torch.float32).view(-1, PAGE_BYTES // 4)
+    pages = data[: len(data) // CACHE_PAGE_BYTES * CACHE_PAGE_BYTES].view(torch.float32).view(-1, CACHE_PAGE_BYTES // 4)
     order = torch.randperm(len(pages), device=GPU)
     copied = torch.empty_like(pages)
     return min(event_us(lambda: torch.index_select(pages, 0, order, out=copied), 3) / 3 for _ in range(ROUNDS))

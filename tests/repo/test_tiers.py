@@ -16,6 +16,6 @@ def test_every_name_is_that_of_a_test() -> None:
 
 
 def is_a_test(path: str, function: str) -> bool:
-    """Whether the file has a test of this name, with parameters."""
+    """Whether the file has a function of this name."""
     file = TESTS / path
     return file.is_file() and f"def {function}(" in file.read_text(encoding="utf-8")

@@ -43,8 +43,8 @@ def main(arguments: list[str]) -> int:
 def _result(kind: str, variant: str, case: str) -> Record:
     outcome = OUTCOMES[os.environ.get("FAKE_OUTCOME", "ok")]
     is_timed = kind == "speed" and outcome == Outcome.OK
-    measured: RecordKind = "profile" if kind == "profile" else "speed" if kind == "speed" else "correct"
-    plain = record(variant, f"{case.removesuffix('-seed0')}-seed0", measured, check=OK)
+    kinds: dict[str, RecordKind] = {"profile": "profile", "speed": "speed"}
+    plain = record(variant, f"{case.removesuffix('-seed0')}-seed0", kinds.get(kind, "correct"), check=OK)
     if kind == "profile":
         plain = msgspec.structs.replace(plain, id=f"{plain.id}-verdict")
     return msgspec.structs.replace(

@@ -173,29 +173,34 @@ def test_profiles_and_properties_have_their_own_options(root: Path) -> None:
     assert speed == f"pytest_fa.suite.test_attention::test_speed[second-{SHAPE}]"
 
 
+def gate_block(variant: str, cases: str) -> str:
+    """The table of a gate against `second`."""
+    return f"<!-- fa-gates {WORDS} variant={variant} baseline=second cases={cases} -->\n<!-- /fa-gates -->\n"
+
+
 def test_a_gate_has_a_process_of_its_own(root: Path) -> None:
-    """It is one test of all its cases, against its baseline.  A change of the baseline makes it stale."""
-    cases = f"cases={SHAPE},{SMALL_SHAPE}"
-    (root / "README.md").write_text(
-        f"<!-- fa-gates {WORDS} variant=first baseline=second {cases} -->\n<!-- /fa-gates -->\n{block('first')}",
-        encoding="utf-8",
-    )
+    """It is one test of all its cases, and no other gate has them.  A change of the baseline makes it stale."""
+    first, third = gate_block("first", f"{SHAPE},{SMALL_SHAPE}"), gate_block("third", SHAPE)
+    (root / "README.md").write_text(first + third + block("first"), encoding="utf-8")
     commit(root)
     save(root, timed(root, "first"))
-    (piece,) = plan_of(root).pieces
-    assert piece.command[-2:] == ("--pyargs", "pytest_fa.suite.test_attention::test_gate[first]")
-    asked = ["--fa-gate=1.0", "--fa-gate-baseline=second", f"--fa-case={SHAPE}-seed0,{SMALL_SHAPE}-seed0"]
-    assert {*asked, "--fa-variant=first", "--fa-save"} < {*piece.command}
-    gated = timed(
-        root, "first", id="first", kind="gate", case=None, speed=None, rerun_command=" ".join(["pytest", *asked])
+    pieces = {piece.command[-1]: piece.command for piece in plan_of(root).pieces}
+    suite = "pytest_fa.suite.test_attention"
+    asked = ["--fa-gate=1", "--fa-gate-baseline=second", f"--fa-case={SHAPE}-seed0,{SMALL_SHAPE}-seed0"]
+    assert {*asked, "--fa-variant=first", "--fa-save"} < {*pieces.pop(f"{suite}::test_gate[first]")}
+    assert {*asked[:2], "--fa-variant=third", f"--fa-case={SHAPE}-seed0"} < {*pieces.pop(f"{suite}::test_gate[third]")}
+    assert pieces == {}
+    command = " ".join(["pytest", *asked])
+    gated = timed(root, "first", id="first", kind="gate", case=None, speed=None, rerun_command=command)
+    old = Source("0" * 40, dirty=False, origin="git")
+    earlier = msgspec.structs.replace(
+        gated, rerun_command=f"{command} -q", source=old, measured_at="2026-11-28T00:00:00+00:00"
     )
-    save(root, gated)
-    assert [*plan_of(root).left.values()] == [1, 0]  # `--fa-gate` without the verdict's form is another command
-    save(root, msgspec.structs.replace(gated, rerun_command=f"{gated.rerun_command} --fa-gate=1"))
-    assert plan_of(root).pieces == ()
+    save(root, earlier, gated)
+    assert [*plan_of(root).left.values()] == [0, 1, 0]
     (root / "kernels" / "second" / "own.h").write_text("int changed;\n", encoding="utf-8")
     commit(root)
-    assert [*plan_of(root).left.values()] == [1, 0]
+    assert [*plan_of(root).left.values()] == [1, 1, 0]
 
 
 def test_long_results_are_in_pieces(root: Path) -> None:
@@ -284,6 +289,9 @@ def test_chosen_pages_are_measured_with_what_shares_their_results(
     capsys.readouterr()
     assert main(["--run", "kernels/b.md"], root, FAKE) == 2
     assert "no page is 'kernels/b.md'; write the path from" in capsys.readouterr().err
+    (root / "kernels" / "b.md").write_text("No table.\n", encoding="utf-8")
+    assert main(["--check", "kernels/b.md"], root) == 2
+    assert capsys.readouterr().err == "kernels/b.md has no table of measured results\n"
 
 
 def test_failures_are_results(root: Path) -> None:
@@ -373,22 +381,24 @@ def test_a_run_that_cannot_count_is_refused(
 
 
 def test_old_checks_that_no_page_shows_are_removed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Times stay, and checks of the sources of today.  A file without results is removed."""
+    """Times and failures stay, and checks of the sources of today."""
     source = Source(git(root, "rev-parse", "HEAD"), dirty=False, origin="git")
     save(root, timed(root, "first"), timed(root, "second"))
     for name in ("first", "second", "third"):
         old = record(name, f"{SHAPE}-seed1", "correct", check=OK, environment=ENVIRONMENT, source=source)
         save(root, old, msgspec.structs.replace(old, id=f"{name}-{SHAPE}-seed2"))
+    wrong = msgspec.structs.replace(old, id=f"third-{SHAPE}-seed3", outcome=Outcome.WRONG)
+    save(root, wrong)
     for name in ("second", "third"):
         (root / "kernels" / name / "kernel.cu").write_text("int changed;\n", encoding="utf-8")
     commit(root)
     folder = root / "profiles" / "nvidia-h200"
     assert main(["--prune"], root) == 0
-    removed = {"second": "2 of 3", "third": "2 of 2"}
+    removed = {"second": "2 of 3", "third": "2 of 3"}
     lines = [f"profiles/nvidia-h200/{name}.jsonl: {count} results removed" for name, count in removed.items()]
     assert capsys.readouterr().out.splitlines() == lines
     kept = {path.stem: [each.kind for each in read_records(path)] for path in sorted(folder.glob("*.jsonl"))}
-    assert kept == {"first": ["correct", "correct", "speed"], "second": ["speed"]}
+    assert kept == {"first": ["correct", "correct", "speed"], "second": ["speed"], "third": ["correct"]}
     assert main(["--prune"], root) == 0
     assert capsys.readouterr().out.splitlines() == ["nothing to remove"]
 

@@ -31,13 +31,13 @@ class ShownGate(msgspec.Struct, frozen=True):
 
     variant: str
     baseline: str
-    ratio: str
+    ratio: float
     shapes: tuple[str, ...]
 
     @property
     def options(self) -> tuple[str, ...]:
         """The options of pytest that ask for it, beside the variant and the cases."""
-        return (f"--fa-gate={self.ratio}", f"--fa-gate-baseline={self.baseline}")
+        return (f"--fa-gate={self.ratio:g}", f"--fa-gate-baseline={self.baseline}")
 
     @property
     def cases(self) -> str:
@@ -47,8 +47,13 @@ class ShownGate(msgspec.Struct, frozen=True):
     def is_of(self, record: Record) -> bool:
         """Whether a record is the result of this gate."""
         words = shlex.split(record.rerun_command)
-        asked = {f"--fa-gate={float(self.ratio):g}", f"--fa-gate-baseline={self.baseline}", f"--fa-case={self.cases}"}
+        asked = {*self.options, f"--fa-case={self.cases}"}
         return record.kind == "gate" and record.variant == self.variant and asked <= {*words}
+
+
+def newest_gate(gate: ShownGate, standing: Iterable[Record]) -> Record | None:
+    """The newest of the saved results of a gate; there are several of commands that differ in other words."""
+    return max(filter(gate.is_of, standing), key=lambda record: record.measured_at, default=None)
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -81,7 +86,7 @@ class TableProblem(FaError):
 def read_words(words: str, of: type[AnySpec]) -> AnySpec:
     """`key=value key=value` as the type of a kind.  Raises `TableProblem` for an unknown key or a missing value."""
     try:
-        return msgspec.convert(dict(word.split("=", 1) for word in words.split()), of)
+        return msgspec.convert(dict(word.split("=", 1) for word in words.split()), of, strict=False)
     except (ValueError, msgspec.ValidationError) as problem:
         raise TableProblem(f"{words}: {problem}") from None
 

@@ -14,6 +14,7 @@ from tools.docs.block import (
     Shown,
     ShownGate,
     figure,
+    newest_gate,
     read_words,
     some_names_in,
     standing_of,
@@ -29,14 +30,14 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variant: str
     baseline: str
     cases: str
-    ratio: str = "1.0"
+    ratio: float = 1.0
 
 
 def block(words: str, root: Path) -> str:
     """The verdict, and a row for each shape; dashes for a gate that is not saved."""
     spec = read_words(words, Spec)
     wanted = _gate_of(spec)
-    record = next(filter(wanted.is_of, standing_of(root / spec.profiles, spec.variant)), None)
+    record = newest_gate(wanted, standing_of(root / spec.profiles, spec.variant))
     gate = Gate.of(record) if record else None
     pairs = {pair.samples.shape_id: pair for pair in gate.pairs} if gate else {}
     names = f"`{spec.variant}` / `{spec.baseline}`"
@@ -44,7 +45,8 @@ def block(words: str, root: Path) -> str:
     rows = table([heads, *([f"`{shape}`", *_cells(pairs.get(shape))] for shape in wanted.shapes)])
     if record is None:
         return f"The gate `{' '.join(wanted.options)}` is not measured.\n\n{rows}"
-    verdict = f"{gate.verdict}, {gate.processes} rounds: {gate.reason}." if gate else f"No verdict: {record.message}"
+    why_none = record.message.partition("\n")[0]
+    verdict = f"{gate.verdict}, {gate.processes} rounds: {gate.reason}." if gate else f"No verdict: {why_none}"
     return with_origin(f"{verdict}\n\n{rows}", [record], has_times=False)
 
 

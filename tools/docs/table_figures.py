@@ -201,10 +201,14 @@ def _cells_of_gates(table: RenderedTable, records: RecordsOfTable) -> Iterator[T
     for row in rows:
         pairs = records.pairs(variant, baseline, row[0])
         controls = [control_of(pair.samples)[0] for pair in pairs]
-        percents = [100 * math.expm1(value) for each in controls for value in (each.mean, each.low, each.high)]
-        values = [value for each in pairs for value in (each.ratio, each.low, each.high, each.baseline_us)]
-        for head, text in zip(heads[1:], row[1:], strict=True):
-            yield f"{variant} at {row[0]}", head, text, [*percents, *(value for value in values if value is not None)]
+        of_columns: list[list[float | None]] = [
+            [pair.ratio for pair in pairs],
+            [value for pair in pairs for value in (pair.low, pair.high)],
+            [100 * math.expm1(value) for each in controls for value in (each.mean, each.low, each.high)],
+            [pair.baseline_us for pair in pairs],
+        ]
+        for head, text, values in zip(heads[1:], row[1:], of_columns, strict=True):
+            yield f"{variant} at {row[0]}", head, text, [value for value in values if value is not None]
 
 
 def _values_by_variant(

@@ -4,7 +4,7 @@
     python -m tools.measure --run              measure it, in a clean tree, and save it in profiles/
     python -m tools.measure --run --seconds N  begin only what is expected to end within N seconds
     python -m tools.measure --check            which rows are stale, dirty, mixed, missing or of another method
-    python -m tools.measure --prune            remove checks of earlier sources that no page shows; times and gates stay
+    python -m tools.measure --prune            remove checks of earlier sources that no table shows and that passed
     python -m tools.measure ... PAGE ...       only the tables of these pages, and those that show a result with them
 
 Repeat the run until nothing is left.  Then
@@ -37,7 +37,7 @@ def main(arguments: list[str], root: Path | None = None, pytest: tuple[str, ...]
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="say which rows are out of date")
     what.add_argument("--run", action="store_true", help="measure what is left")
-    what.add_argument("--prune", action="store_true", help="remove old checks that no page shows")
+    what.add_argument("--prune", action="store_true", help="remove old checks that no table shows")
     parser.add_argument("--seconds", type=float, help="with --run: the time after which no piece ends")
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="a page, such as kernels/long.md; default: all")
     options = parser.parse_args(arguments)

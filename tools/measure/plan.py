@@ -162,7 +162,7 @@ def _pieces(results: Iterable[ShownResult], recorded: RecordedCosts, pytest: tup
         for result in (each for of_shape in by_shape.values() for each in of_shape):
             own = recorded.of(result) + (0.0 if result.variant in built else recorded.of_build(result.variant))
             built.add(result.variant)
-            if chosen and seconds + own > PIECE_SECONDS:
+            if chosen and (result.gate or seconds + own > PIECE_SECONDS):  # each gate has cases of its own
                 yield TablePiece(_command(chosen, options, pytest), seconds, tuple(chosen))
                 chosen, seconds = [], START_SECONDS
             chosen.append(result)

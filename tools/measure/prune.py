@@ -5,6 +5,7 @@ from __future__ import annotations
 from pytest_fa.records.files import read_record_file
 from pytest_fa.records.log import keep_records
 from pytest_fa.records.record import Record, RecordKind
+from pytest_fa.records.standing import Rank, rank_of
 from tools.measure.sources import SourceHistory
 from tools.measure.tables import ShownPages
 
@@ -14,14 +15,16 @@ LASTING: tuple[RecordKind, ...] = ("speed", "gate")  # `auto` is fitted from tim
 def remove_old_checks(pages: ShownPages) -> list[str]:
     """Remove the checks and profiles that no table shows and whose sources have changed; return a line for each file.
 
-    Times and gates stay.  A file of which nothing is left is removed, too.  Raises `FaError` for what cannot be read.
+    Times, gates and failures stay.  A file of which nothing is left is removed, too.  Raises `FaError` for a file that
+    cannot be read.
     """
     tables, history = pages.tables(), SourceHistory(pages.root)
     shown = {(each.kind, each.id) for table in tables for each in table.records}
     lines: list[str] = []
 
     def is_kept(record: Record) -> bool:
-        if record.kind in LASTING or (record.kind, record.id) in shown:
+        # A failure hides times, which stay.
+        if record.kind in LASTING or (record.kind, record.id) in shown or rank_of(record) is Rank.FAILURE:
             return True
         variant = pages.variants.get(record.variant)
         return (

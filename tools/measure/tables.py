@@ -15,7 +15,7 @@ from pytest_fa.records.files import BadLine, read_record_file
 from pytest_fa.records.log import saved_name
 from pytest_fa.records.record import JUDGED_KINDS, Record, RecordKind
 from pytest_fa.records.standing import rank_of, standing_results
-from tools.docs.block import SEED, Shown, ShownGate, TableProblem, is_failure
+from tools.docs.block import SEED, Shown, ShownGate, TableProblem, is_failure, newest_gate
 from tools.docs.markdown import comments_of
 
 PAGES = ("README.md", "docs/**/*.md", "kernels/*.md")
@@ -82,6 +82,8 @@ class ShownPages:
         tables = [table for path in self._paths for table in self._tables_of(path)]
         if not self._chosen:
             return tables
+        if without := self._chosen - {each.page for each in tables}:
+            raise TableProblem(f"{min(without)} has no table of measured results")
         groups = [group for group in groups_of(tables) if any(each.page in self._chosen for each in group)]
         names = {each.name for group in groups for each in group}
         return [each for each in tables if each.name in names]
@@ -115,7 +117,7 @@ class ShownPages:
             self._require_variant(gate.baseline)
             standing, _ = self._saved_of(shown.profiles, gate.variant)
             result = ShownResult("gate", gate.variant, gate.variant, ",".join(gate.shapes), gate)
-            records[result] = next(filter(gate.is_of, standing), None)
+            records[result] = newest_gate(gate, standing)
         missing = frozenset(each for each in earlier if records[each] is None)
         files = tuple(f"{shown.profiles}/{name}" for name in shown.files)
         return PageTable(page, line, shown.profiles, records, missing, files)
