@@ -22,7 +22,7 @@ from pytest_fa.errors import ToolchainError
 from pytest_fa.host.resident import end_resident
 from pytest_fa.records.environment import find_gpu
 from tests.factories import MANIFEST, WriteVariant
-from tests.tiers import mark_the_others_of_every
+from tests.tiers import mark_nightly_parameters
 
 # Fixtures: small projects in which pytest runs, recordings of other programs, and jobs for workers.
 pytest_plugins = ("tests.projects", "tests.recordings", "tests.worker_jobs")
@@ -108,7 +108,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave some parameters to the nightly run, and put the files that take the longest first."""
-    mark_the_others_of_every(items)
+    mark_nightly_parameters(items)
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 

@@ -30,8 +30,8 @@ def nightly_after(kept: int, rows: Iterable[Any], *, is_one_name: bool = False) 
     return [*listed[:kept], *(pytest.param(*row, marks=[pytest.mark.nightly]) for row in late)]
 
 
-# Of the parameters of these tests, which take seconds each, every n-th runs for every change.
-EVERY = {
+# Slow tests with parameters from several places: n, where every n-th parameter runs for every change.
+EVERY_NTH = {
     "emulator/test_backward_mma.py::test_it_is_right": 2,
     "emulator/test_each_kernel.py::test_a_kernel_is_right": 3,
     "emulator/test_judged.py::test_a_backward_kernel_gets_what_the_judge_made": 4,
@@ -91,12 +91,15 @@ EVERY = {
 }
 
 
-def mark_the_others_of_every(items: Iterable[pytest.Item]) -> None:
-    """Mark the parameters that `EVERY` leaves out as `nightly`; those that already are do not count."""
-    seen: Counter[str] = Counter()
+def mark_nightly_parameters(items: Iterable[pytest.Item]) -> None:
+    """Mark the other parameters of the tests in `EVERY_NTH` as `nightly`.
+
+    It counts the parameters that would run for every change without it.
+    """
+    counts: Counter[str] = Counter()
     for item in items:
         name = item.nodeid.partition("[")[0].removeprefix("tests/")
-        if name in EVERY and item.get_closest_marker("nightly") is None:
-            if seen[name] % EVERY[name]:
+        if name in EVERY_NTH and item.get_closest_marker("nightly") is None:
+            if counts[name] % EVERY_NTH[name]:
                 item.add_marker(pytest.mark.nightly)
-            seen[name] += 1
+            counts[name] += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import zip_longest
@@ -101,14 +101,14 @@ def replace_records(path: Path, records: list[Record]) -> None:
         stream.writelines(to_json(record) + b"\n" for record in records)
 
 
-def keep_records(path: Path, is_kept: Callable[[Record], bool]) -> None:
-    """Remove the other records of a file that `save_records` wrote.  Lines that are no records of this version stay.
+def keep_records(path: Path, kept: Iterable[Record]) -> None:
+    """Write a file of `save_records` again with these of its records only.  Lines that are no records stay unchanged.
 
     Raises `UnreadableRecords` for a file that cannot be read, which is not written.
     """
     with _replacing(path) as stream:
-        saved = _copy_bad_lines(path, stream, ())
-        stream.writelines(compact_lines(filter(is_kept, saved), to_json))
+        _copy_bad_lines(path, stream, ())
+        stream.writelines(compact_lines(kept))
 
 
 @contextmanager

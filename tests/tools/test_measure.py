@@ -397,7 +397,7 @@ def test_old_checks_that_no_page_shows_are_removed(root: Path, capsys: pytest.Ca
     removed = {"second": "2 of 3", "third": "2 of 3"}
     lines = [f"profiles/nvidia-h200/{name}.jsonl: {count} results removed" for name, count in removed.items()]
     assert capsys.readouterr().out.splitlines() == lines
-    kept = {path.stem: [each.kind for each in read_records(path)] for path in sorted(folder.glob("*.jsonl"))}
+    kept = {path.stem: [saved.kind for saved in read_records(path)] for path in sorted(folder.glob("*.jsonl"))}
     assert kept == {"first": ["correct", "correct", "speed"], "second": ["speed"], "third": ["correct"]}
     assert main(["--prune"], root) == 0
     assert capsys.readouterr().out.splitlines() == ["nothing to remove"]

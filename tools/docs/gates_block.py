@@ -64,6 +64,6 @@ def _cells(pair: GatePair | None) -> list[str]:
     if pair is None:
         return [NOTHING] * 4
     control, _ = control_of(pair.samples)
-    percents = [100 * math.expm1(each) for each in (control.mean, control.low, control.high)]
+    percents = [100 * math.expm1(log_ratio) for log_ratio in (control.mean, control.low, control.high)]
     aa = "{:+.2f} ({:+.2f} to {:+.2f})".format(*percents)
     return [figure(pair.ratio, 3), f"{figure(pair.low, 3)} to {figure(pair.high, 3)}", aa, figure(pair.baseline_us)]

@@ -103,9 +103,9 @@ class RecordsOfTable:
     def pairs(self, variant: str, baseline: str, shape: str) -> list[GatePair]:
         """The pairs of a baseline and a shape in the gates of a variant with the origin that the table states."""
         saved, fits = self._read(self._folder / f"{variant}.jsonl"), self._origin.fits
-        gates = Gate.all_of(each for each in saved if fits(each.environment, day_of(each), each.source))
+        gates = Gate.all_of(record for record in saved if fits(record.environment, day_of(record), record.source))
         pairs = [pair for gate in gates for pair in gate.pairs]
-        return [each for each in pairs if (each.samples.baseline, each.samples.shape_id) == (baseline, shape)]
+        return [pair for pair in pairs if (pair.samples.baseline, pair.samples.shape_id) == (baseline, shape)]
 
     def ratios(self, variant: str, others: Iterable[str], shape: str) -> list[float]:
         """The times of a variant, divided by those of each other one."""
@@ -204,7 +204,7 @@ def _cells_of_gates(table: RenderedTable, records: RecordsOfTable) -> Iterator[T
         of_columns: list[list[float | None]] = [
             [pair.ratio for pair in pairs],
             [value for pair in pairs for value in (pair.low, pair.high)],
-            [100 * math.expm1(value) for each in controls for value in (each.mean, each.low, each.high)],
+            [100 * math.expm1(limit) for control in controls for limit in (control.mean, control.low, control.high)],
             [pair.baseline_us for pair in pairs],
         ]
         for head, text, values in zip(heads[1:], row[1:], of_columns, strict=True):

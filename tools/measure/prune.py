@@ -19,7 +19,7 @@ def remove_old_checks(pages: ShownPages) -> list[str]:
     cannot be read.
     """
     tables, history = pages.tables(), SourceHistory(pages.root)
-    shown = {(each.kind, each.id) for table in tables for each in table.records}
+    shown = {(result.kind, result.id) for table in tables for result in table.records}
     lines: list[str] = []
 
     def is_kept(record: Record) -> bool:
@@ -36,9 +36,12 @@ def remove_old_checks(pages: ShownPages) -> list[str]:
     for folder in sorted({table.folder for table in tables}):
         for path in sorted((pages.root / folder).glob("*.jsonl")):
             records = read_record_file(path).records
-            if number := sum(not is_kept(each) for each in records):
-                keep_records(path, is_kept)
-                if not path.stat().st_size:
-                    path.unlink()
-                lines.append(f"{path.relative_to(pages.root)}: {number} of {len(records)} results removed")
+            kept = [record for record in records if is_kept(record)]
+            if len(kept) == len(records):
+                continue
+            keep_records(path, kept)
+            if not path.stat().st_size:
+                path.unlink()
+            number = len(records) - len(kept)
+            lines.append(f"{path.relative_to(pages.root)}: {number} of {len(records)} results removed")
     return lines

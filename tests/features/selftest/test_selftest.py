@@ -30,7 +30,7 @@ class SelfTest(NamedTuple):
 def selftest(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, resident_server: str
 ) -> SelfTest:
-    """A run in an empty folder, on the CPU: of a kernel for every second check and of some correct ones, or of all.
+    """A run in an empty folder, on the CPU: of a kernel for each check and of some correct ones, or of all.
 
     The few leave out faults of parts of attention, which take a third of the time; test_part_faults.py and
     test_backward_faults.py judge them in their own process.
@@ -39,7 +39,7 @@ def selftest(
     if request.param == "few":
         in_plain_attention = {name: fault for name, fault in FAULTS.items() if not fault.shapes}
         of_checks = {fault.caught_by: name for name, fault in in_plain_attention.items() if fault.only}
-        chosen = [*[*of_checks.values()][::2], *TWINS[:4]]
+        chosen = [*of_checks.values(), *TWINS[:4]]
     project = Project(tmp_path_factory.mktemp("selftest"), tmp_path_factory.mktemp("cache"), resident_server)
     project.ini()
     options = ("--fa-selftest", "--fa-no-build", "--fa-watchdog=3", f"--fa-variant={','.join(chosen)}")
