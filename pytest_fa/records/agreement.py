@@ -11,7 +11,9 @@ from pytest_fa.records.timing import ON_CPU, PROFILED_OUTPUTS, Agreement, Outsid
 
 LONG_NODE_US = 30.0  # mean duration from which a kernel counts as long
 SHARE = 0.05  # allowed difference between period and profiler, as a share of the period
-CAPPED_SHARE = 0.10  # by how much the profiler may be longer under a power cap: its load has no pauses
+# By how much the profiler may be longer under a power cap: its load has no pauses.  Of 304 such times on H200s,
+# 298 are longer by up to 10 %, and all by up to 12 %, FlashAttention-3's among them.
+CAPPED_SHARE = 0.15
 SHORT_US = 0.5  # allowed difference per short kernel, in microseconds; 0.44 was seen on an H100
 
 SLOPE_SHARE = 0.02  # allowed difference between the judge's slope and the period, as a share of the period

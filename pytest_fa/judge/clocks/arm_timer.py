@@ -11,7 +11,7 @@ from pytest_fa.errors import Tampering, WrongResult
 from pytest_fa.gpu.graphs import CannotCapture
 from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.candidate import Candidate
-from pytest_fa.judge.clocks.device_time import PROOF_BYTES, PROOF_CALLS, shorter_us
+from pytest_fa.judge.clocks.device_time import proof_calls, shorter_us
 from pytest_fa.judge.clocks.fresh_data import FreshData, Written
 from pytest_fa.judge.clocks.timed_series import TimedSeries
 from pytest_fa.records.agreement import PROVEN_SHARE, SHARED_OUTPUT, proof_limit_us
@@ -137,7 +137,9 @@ class ArmTimer:
         """
         if not self._graph:
             return
-        count = max(1, min(self._calls, PROOF_CALLS, PROOF_BYTES // max(1, self._data.outs[0].nbytes)))
+        inside_us, outside_us = (statistics.median(samples) for samples in (self.samples_us, self.outside_us))
+        call_us, run_us = min(inside_us, outside_us), self._calls * (outside_us - inside_us)
+        count = proof_calls(self._data, call_us)
         outs = self._data.new_outputs(count)
         fill_us = self._data.fill_us(outs) / count
         series = TimedSeries(self._data, "proof", count, outs)
@@ -146,8 +148,6 @@ class ArmTimer:
             raise CannotCapture(f"{self.name}: {missing}")
         if difference := series.difference(self._known_series.nodes, f"in that of {self._calls} calls"):
             raise WrongResult("proof sample", f"{self.name}: {difference}")
-        inside_us, outside_us = (statistics.median(samples) for samples in (self.samples_us, self.outside_us))
-        call_us, run_us = min(inside_us, outside_us), self._calls * (outside_us - inside_us)
         allowed_us = proof_limit_us(call_us, fill_us, count, run_us, self._message_us)
         whole_us, heads = series.proof(count * allowed_us)
         proof_us = whole_us / count

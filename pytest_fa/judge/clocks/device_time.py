@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
+import torch
 
 from pytest_fa.errors import FaError
 from pytest_fa.gpu.graphs import CannotCapture
@@ -44,7 +45,8 @@ CPU_SAMPLE_US = 10_000.0  # the intended length of a sample, of which the messag
 CPU_CALLS = 100  # of a sample, at most
 CPU_SECONDS = 0.2  # the least total of all samples, unless the most samples are reached first
 CALIBRATION_EVERY = 10  # samples: the sample behind a calibration is disturbed by it
-PROOF_BYTES = 2**30  # of the outputs of the proof sample
+# Of the outputs of the proof sample: at least, and as a share of the GPU's memory.
+MIN_PROOF_BYTES, PROOF_MEMORY_SHARE = 2**30, 1 / 32
 PROOF_CALLS = 2000
 PROOF_US = 20_000.0  # the intended length of the proof sample
 
@@ -144,13 +146,29 @@ def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
     return DeviceTime(result, proven, written, (short, long, proof))
 
 
+def proof_calls(data: FreshData, call_us: float) -> int:
+    """How many calls of about `call_us` the proof sample on a GPU has.
+
+    Each has an output of its own.  The more calls, the less do the messages of a run count.
+    """
+    intended = math.ceil(PROOF_US / max(0.1, call_us))
+    most = _proof_bytes(data.candidate.device) // max(1, data.outs[0].nbytes)
+    return max(1, min(intended, PROOF_CALLS, most))
+
+
+def _proof_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return MIN_PROOF_BYTES
+    memory_bytes = torch.cuda.get_device_properties(device).total_memory
+    return max(MIN_PROOF_BYTES, int(PROOF_MEMORY_SHARE * memory_bytes))
+
+
 def _with_proof(outside: OutsideTime, data: FreshData, written: list[Written]) -> tuple[OutsideTime, TimedSeries]:
     """Add the time per call of a graph in which every call has an output of its own, and the number of its calls.
 
     Also returns that graph.  Some of the outputs, chosen at random, are judged.  One that was not written has NaN left.
     """
-    intended = math.ceil(PROOF_US / max(0.1, outside.median_us))
-    count = max(1, min(intended, PROOF_CALLS, PROOF_BYTES // max(1, data.outs[0].nbytes)))
+    count = proof_calls(data, outside.median_us)
     outs = data.new_outputs(count)
     fill_us = data.fill_us(outs) / count
     series = TimedSeries(data, "proof", count, outs)

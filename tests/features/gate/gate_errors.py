@@ -22,7 +22,7 @@ from pytest_fa.features.gate.noise import Noise, decode_noise
 from pytest_fa.records.paired import PairSamples
 
 REPOSITORY = Path(__file__).parents[3]
-NOISE = REPOSITORY / "profiles" / "nvidia-h200" / "noise.json"
+NOISE = REPOSITORY / "tests" / "recorded" / "profiles" / "nvidia-h200" / "noise.json"
 PAGE = REPOSITORY / "docs" / "explanation" / "gate.md"
 TABLE = re.compile(r"(<!-- gate-errors -->\n).*(<!-- /gate-errors -->)", re.DOTALL)
 RATIO = 0.95  # of the simulated gates

@@ -30,7 +30,7 @@ from pytest_fa.features.sweep.sweep_space import Point, Sweep, point_text
 from pytest_fa.features.sweep.trial_result import ConfirmedRatio, TrialOutcome, TrialResult
 from pytest_fa.records.paired import PairSamples
 
-NOISE = Path(__file__).parents[3] / "profiles" / "nvidia-h200" / "noise.json"
+NOISE = Path(__file__).parents[2] / "recorded" / "profiles" / "nvidia-h200" / "noise.json"
 SHAPE = "b1h8s512d64-fp16"
 SIXTY = Sweep({"M": (16, 32, 48, 64, 80), "N": (1, 2, 3, 4), "MODE": ("A", "B", "C")})
 DEFINES: dict[str, int | str] = {"M": 1000, "N": 1000, "MODE": "PARENT"}

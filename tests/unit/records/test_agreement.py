@@ -67,9 +67,16 @@ def clocks(sm_mhz: int, throttle_reasons: int) -> Clocks:
 
 @pytest.mark.parametrize(
     ("profiler_us", "reasons", "valid"),
-    [(106.0, 0x04, True), (111.0, 0x04, False), (106.0, 0x01, False), (94.0, 0x04, False), (96.0, 0x04, True)],
+    [
+        (106.0, 0x04, True),
+        (114.0, 0x04, True),
+        (116.0, 0x04, False),
+        (106.0, 0x01, False),
+        (94.0, 0x04, False),
+        (96.0, 0x04, True),
+    ],
 )
-def test_under_a_power_cap_the_profiler_may_show_10_percent_more(
+def test_under_a_power_cap_the_profiler_may_show_15_percent_more(
     profiler_us: float, reasons: int, *, valid: bool
 ) -> None:
     """Its load has no pauses, so it runs at lower clocks.  Other reasons allow nothing, nor does a shorter time."""
