@@ -26,7 +26,6 @@ RUNGS = (
     "long_max",
     "long_shapes",
     "long_causal",
-    "long_seamless",
     "long_split",
     "long_next_q",
 )
