@@ -1,4 +1,4 @@
-// long_window: windows and attention sinks.  Also the source of long_heads, long_mla, long_cap and long_ragged.
+// long_window: windows and attention sinks.  Also the source of long_heads, long_mla, long_cap, long_ragged and long_sorted.
 // step:    windows and attention sinks: a work tile has a first key tile, too, and a warpgroup masks the tiles at both ends of its
 //          keys; the sink is one more score, added after the last tile
 // because: many models let a query see only the latest keys, and give each head a sink; long_causal refuses both
@@ -22,6 +22,7 @@
 #include "fa/shape.cuh"
 #include "fa/shape_choice.h"
 #include "fa/soft_cap.cuh"
+#include "fa/sorted_tiles.cuh"
 #include "fa/tile_store.cuh"
 #include "fa/warpgroup.cuh"
 
@@ -55,6 +56,7 @@ struct Params : fa::TileParams, std::conditional_t<TAKES_RAGGED, fa::RaggedParam
   int first_begin;    // query i sees no key before first_begin + i
   const float* sink;  // [heads], or nullptr
   float cap_factor;   // scale / soft cap; 0 without a soft cap
+  int is_sorted;      // work tiles are computed in the order of SortedTiles
 };
 
 // A shape of work tiles, with STAGES key tiles in flight.
@@ -73,7 +75,15 @@ struct SmemWithoutO {
 };
 
 template <typename T, typename SHAPE>
-using Smem = std::conditional_t<SHAPE::O_OVER_Q, SmemWithoutO<T, SHAPE>, fa::RingSmem<T, SHAPE, SHAPE::STAGES>>;
+using TileSmem = std::conditional_t<SHAPE::O_OVER_Q, SmemWithoutO<T, SHAPE>, fa::RingSmem<T, SHAPE, SHAPE::STAGES>>;
+
+template <typename T, typename SHAPE>
+struct SortedSmem : TileSmem<T, SHAPE> {
+  fa::SortedTiles sorted;
+};
+
+template <typename T, typename SHAPE>
+using Smem = std::conditional_t<IS_SORTED, SortedSmem<T, SHAPE>, TileSmem<T, SHAPE>>;
 
 // Releases a tile of K and of V that this warpgroup does not read.
 template <typename SMEM, int STAGES>
@@ -104,10 +114,18 @@ __host__ __device__ __forceinline__ int first_key_tile(const Params& params, int
 }
 
 // The work tiles of this block, with the key tiles that any of its queries sees, and at least one.
-template <typename SHAPE>
+template <typename SHAPE, typename SMEM>
 struct WindowTiles : fa::Dealt {
   const Params& params;
-  __device__ __forceinline__ explicit WindowTiles(const Params& params) : params(params) {}
+  const SMEM& smem;
+  __device__ __forceinline__ WindowTiles(const Params& params, const SMEM& smem) : params(params), smem(smem) {}
+  __device__ __forceinline__ int number(int round) const {
+    if constexpr (IS_SORTED) {
+      return fa::sorted_number(smem.sorted, round);
+    } else {
+      return fa::Dealt::number(round);
+    }
+  }
   template <typename TILE>
   __device__ __forceinline__ fa::KeyTiles key_tiles(const TILE& work, int) const {
     return {min(work.key_tiles - 1, first_key_tile<SHAPE>(fa::own_params(params, work), work.first_query)), work.key_tiles};
@@ -161,7 +179,7 @@ __device__ __forceinline__ void add_sink(float (&o)[O_TILES][4], fa::IntegerSoft
 template <typename T, typename SHAPE>
 __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o_map, Smem<T, SHAPE>& smem, int group) {
   constexpr int HEAD_DIM = SHAPE::HEAD_DIM, BLOCK_N = SHAPE::BLOCK_N, STAGES = SHAPE::STAGES;
-  const WindowTiles<SHAPE> deal(call);
+  const WindowTiles<SHAPE, Smem<T, SHAPE>> deal(call, smem);
   const int thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int lane_row = thread_in_group / WARP * MMA_M + lane / QUAD;  // this lane holds rows lane_row and lane_row + 8
   const uint64_t q = fa::wgmma_descriptor(smem.q[group]);
@@ -285,7 +303,7 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
     const fa::Head head = fa::make_head(params, work.batch_head);
     if (params.sink != nullptr) add_sink(o, softmax, __ldg(params.sink + head.query_head) * CUDART_L2E_F, lane);
     if constexpr (TAKES_RAGGED) {
-      const fa::RaggedTile again = fa::find_work_tile_again<SHAPE>(call, number);
+      const fa::RaggedTile again = fa::find_work_tile_again<SHAPE>(call, IS_SORTED ? deal.number(round) : number);
       fa::store_ragged<O_WRITTEN, MISTAKE == STORES_WHOLE>(o_smem<T, SHAPE>(smem, group), o, softmax, o_map, call, again, head, group,
                                                            lane_row, FIRST_GROUP_BARRIER + group, thread_in_group, lane);
     } else {
@@ -310,11 +328,16 @@ long_window_kernel(const __grid_constant__ Params params, const __grid_constant_
   auto& smem = *reinterpret_cast<Smem<T, SHAPE>*>(smem_bytes);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / GROUP_THREADS, 0);
   if (threadIdx.x == 0) fa::init_mbarriers<SHAPE>(smem);
+  if constexpr (IS_SORTED) {
+    const auto first_tile = [](const Params& own, int first_query) { return first_key_tile<SHAPE>(own, first_query); };
+    if (params.is_sorted) fa::sort_tiles<SHAPE>(params, smem.sorted, first_tile);
+    fa::deal_tiles<SHAPE>(params, smem.sorted, params.is_sorted);
+  }
   __syncthreads();
   if (warpgroup == 0) {
     fa::setmaxnreg_dec<SHAPE::PRODUCER_REGISTERS>();
     if (threadIdx.x < WARP && fa::elect_sync()) {
-      fa::produce<Q_FULL, V_FULL, SHAPE>(WindowTiles<SHAPE>(params), params, q_map, k_map, v_map, smem);
+      fa::produce<Q_FULL, V_FULL, SHAPE>(WindowTiles<SHAPE, Smem<T, SHAPE>>(params, smem), params, q_map, k_map, v_map, smem);
     }
   } else {
     fa::setmaxnreg_inc<SHAPE::REGISTERS>();
@@ -336,6 +359,8 @@ int make_window_params(const FaForwardArgs* args, Params* params) {
   if (all.features & FA_WINDOW_RIGHT) params->first_diagonal = limited(shift + limited(all.window_right) + 1);
   params->sink = all.features & FA_SINK ? all.sink : nullptr;
   fa::set_cap(all, params);
+  params->is_sorted = IS_SORTED && fa::can_be_sorted<SHAPE>(*params);
+  if (params->is_sorted) params->section_heads = 1;
   if constexpr (TAKES_RAGGED) return fa::make_ragged_params(args, params);
   return FA_OK;
 }

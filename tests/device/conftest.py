@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pytest_fa.build.builder import ensure
@@ -134,11 +135,15 @@ def build_together(names: Iterable[str], cache: Path) -> dict[str, Built]:
     return builds
 
 
-def is_found_out(workers: Workers, built: Built, shapes: Iterable[str]) -> bool:
-    """Whether a result of a deliberately wrong kernel is wrong, or the device fails, on at least one shape."""
+def is_found_out(workers: Workers, built: Built, shapes: Iterable[str], repeats: int | None = 0) -> bool:
+    """Whether a result of a deliberately wrong kernel is wrong, or the device fails, on at least one shape.
+
+    `repeats` calls must give the same bits; None is as many as a test of a user has.
+    """
     variant, library = built
     cases = [parse_case(f"{shape}-seed0") for shape in shapes]
-    jobs = [CaseJob(variant, case, library, "cuda", "same_precision", checks_output=True, time=False) for case in cases]
+    job = CaseJob(variant, cases[0], library, "cuda", "same_precision", checks_output=True, time=False, repeats=repeats)
+    jobs = [msgspec.structs.replace(job, case=case) for case in cases]
     return any(workers.run(job).outcome in ("wrong", "device_error") for job in jobs)
 
 

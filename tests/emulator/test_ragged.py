@@ -14,7 +14,7 @@ from tests.tiers import nightly_after
 
 pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 
-RUNG = "long_ragged"
+RUNG, SORTED = "long_ragged", "long_sorted"
 # The patterns have sequences with 0, 1, 63 to 65 and 127 to 129 queries or keys.
 SHAPES = (
     "b9h2s70d64-fp16-causal_br-kv1-var2-thd",
@@ -50,6 +50,29 @@ def test_it_is_right(build: Build, number: int) -> None:
     """Output and log-sum-exp are right, and other rows are not written, whatever rows behind a sequence hold."""
     case = parse_case(f"{SHAPES[number]}-seed0")
     assert complaints(build(RUNG, case.head_dim), SHAPES[number], Schedule(number, 2, early=number % 3 / 2)) == []
+
+
+@pytest.mark.parametrize("number", nightly_after(1, range(len(SHAPES))))
+def test_sorted_work_tiles_are_computed_once(build: Build, number: int) -> None:
+    """Results are right with 1 to 7 blocks: a work tile that no block computes would leave its poison."""
+    kernel = build(SORTED, parse_case(f"{SHAPES[number]}-seed0").head_dim)
+    assert complaints(kernel, SHAPES[number], Schedule(number, 1 + number % 7, early=number % 3 / 2)) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("sms", [1, 13, 64])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "b75h2s40d64-fp16-causal_br-kv1-var2-thd",
+        "b2h1s2500d64-fp16-win37_0-var3-thd",
+        "b1100h1s2d64-fp16-var3-thd",  # too many to be sorted
+        "b200h6s3d64-fp16-var3-thd",  # one block has too many
+    ],
+)
+def test_many_work_tiles_are_computed_once(build: Build, shape: str, sms: int) -> None:
+    """So they are with many sequences, and where they are too many to be sorted."""
+    assert complaints(build(SORTED, 64, ONLY_SHAPE=3), shape, Schedule(sms, sms)) == []
 
 
 @pytest.mark.nightly

@@ -1,0 +1,117 @@
+// The work tiles of a ragged batch, sorted by their number of key tiles, the most first.  Each block computes the order from the
+// lengths, which only the device knows.  Dealt in this order, all blocks get nearly the same amount of work.
+#pragma once
+
+#include <algorithm>
+
+#include "fa/launch.h"
+#include "fa/ragged.cuh"
+
+namespace fa {
+
+struct SortedTiles {
+  static constexpr int MOST = 1024;    // work tiles of all sequences, and rounds of a block; a call with more is not sorted
+  static constexpr int LEVELS = WARP;  // of lengths: work tiles of the same level stay in their order
+  static constexpr int MOST_WARPS = 20;
+  // The sorted work tiles of one head of each sequence.  The other heads have the same order.
+  struct Place {
+    uint16_t sequence, m_block;
+  } order[MOST];
+  union {
+    struct {  // while they are sorted
+      uint8_t levels[MOST];
+      uint16_t counts[MOST_WARPS][LEVELS];
+    };
+    // By round, the numbers of this block's work tiles, as make_work_tile takes them, with sections of one head if they are sorted.
+    // A larger one than any ends them.
+    int numbers[MOST];
+  };
+};
+
+// Whether the work tiles of a call are sorted.
+template <typename SHAPE, typename PARAMS>
+bool can_be_sorted(const PARAMS& params) {
+  const int blocks = std::min(params.work_tiles, max_blocks<SHAPE>());
+  return params.batch_heads / params.heads <= SortedTiles::MOST / params.m_blocks && params.work_tiles < SortedTiles::MOST * blocks;
+}
+
+// Returns the level of a work tile.  first_tile(params, first_query) is the first key tile that its queries see.
+template <typename SHAPE, typename PARAMS, typename FirstTile>
+__device__ __forceinline__ int level_of(const PARAMS& params, int sequence, int m_block, FirstTile first_tile) {
+  const auto key_tiles = [&](const PARAMS& own, int first_query) {
+    const int tiles = visible_key_tiles<SHAPE>(own, min(own.seq_q, first_query + SHAPE::BLOCK_M));
+    return tiles > 0 ? tiles - min(tiles - 1, first_tile(own, first_query)) : 0;
+  };
+  const int first_query = m_block * SHAPE::BLOCK_M, skipped = SortedTiles::LEVELS - 1, none = skipped - 1;
+  const RaggedTile work = {
+      {0, 0, 0}, params.queries.rows_of(sequence, params.seq_q), params.keys.rows_of(sequence, params.seq_k)};
+  if (first_query >= work.queries.count) return skipped;
+  const int most = max(1, key_tiles(params, (params.m_blocks - 1) * SHAPE::BLOCK_M));  // the last queries of the longest sequence
+  return none - min(none, key_tiles(own_params(params, work), first_query) * none / most);
+}
+
+// Sorts the work tiles.  Called by all threads of a block, which then must wait for each other.
+template <typename SHAPE, typename PARAMS, typename FirstTile>
+__device__ __forceinline__ void sort_tiles(const PARAMS& params, SortedTiles& sorted, FirstTile first_tile) {
+  static_assert(SHAPE::THREADS <= SortedTiles::MOST_WARPS * WARP, "each warp has counts");
+  constexpr int WARPS = SHAPE::THREADS / WARP;
+  const int tiles = params.batch_heads / params.heads * params.m_blocks, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+#pragma unroll 1
+  for (int tile = threadIdx.x; tile < tiles; tile += SHAPE::THREADS) {
+    const int sequence = tile / params.m_blocks;
+    sorted.levels[tile] = level_of<SHAPE>(params, sequence, tile - sequence * params.m_blocks, first_tile);
+  }
+  __syncthreads();
+
+  // A warp counts successive work tiles, each lane those of one level.
+  const int of_warp = (tiles + WARPS - 1) / WARPS, begin = warp * of_warp, end = min(tiles, begin + of_warp);
+  int count = 0;
+#pragma unroll 1
+  for (int tile = begin; tile < end; ++tile) count += sorted.levels[tile] == lane;
+  sorted.counts[warp][lane] = count;
+  __syncthreads();
+
+  // The places of a level begin behind those of the levels before it, and in it behind those of the warps before this one.
+  int before = 0, of_level = 0;
+  for (int other = 0; other < WARPS; ++other) {
+    if (other == warp) before = of_level;
+    of_level += sorted.counts[other][lane];
+  }
+  int through = of_level;
+#pragma unroll
+  for (int lanes = 1; lanes < WARP; lanes *= 2) {
+    const int lower = __shfl_sync(0xffffffffu, through, lane - lanes);
+    if (lane >= lanes) through += lower;
+  }
+  int place = through - of_level + before;
+#pragma unroll 1
+  for (int tile = begin; tile < end; ++tile) {
+    if (sorted.levels[tile] != lane) continue;
+    const int sequence = tile / params.m_blocks;
+    sorted.order[place++] = {static_cast<uint16_t>(sequence), static_cast<uint16_t>(tile - sequence * params.m_blocks)};
+  }
+}
+
+// Writes the numbers of this block's work tiles.  Called by all threads of a block, which then must wait for each other.
+template <typename SHAPE, typename PARAMS>
+__device__ __forceinline__ void deal_tiles(const PARAMS& params, SortedTiles& sorted, bool is_sorted) {
+  __syncthreads();
+#pragma unroll 1
+  for (int round = threadIdx.x; round < SortedTiles::MOST; round += SHAPE::THREADS) {
+    const int number = is_sorted ? dealt_number(round, blockIdx.x, gridDim.x) : blockIdx.x + round * gridDim.x;
+    sorted.numbers[round] = number;
+    if (!is_sorted || number >= params.work_tiles) continue;
+    const int tile = number / params.heads, head = number - tile * params.heads;  // the heads of a work tile follow one another
+    const SortedTiles::Place at = sorted.order[tile];
+    const int batch_head = at.sequence * params.heads + head;
+    const bool begins_with_first = (params.batch_heads - batch_head - 1) % 2;  // as in make_work_tile
+    sorted.numbers[round] = batch_head * params.m_blocks + (begins_with_first ? at.m_block : params.m_blocks - 1 - at.m_block);
+  }
+}
+
+// The number of the work tile of a round.  Without a branch for calls that are not sorted, the producer has enough registers.
+__device__ __forceinline__ int sorted_number(const SortedTiles& sorted, uint32_t round) {
+  return sorted.numbers[round % SortedTiles::MOST] + round / SortedTiles::MOST * (SortedTiles::MOST * gridDim.x);
+}
+
+}  // namespace fa
