@@ -52,11 +52,12 @@ enum Mistake {
 
 constexpr int FIRST_TURN_BARRIER = 1, FIRST_GROUP_BARRIER = 8;  // named barriers, one per computing warpgroup
 
-struct Params : fa::TileParams, std::conditional_t<TAKES_RAGGED, fa::RaggedParams, fa::NotRagged> {
+struct Params : fa::TileParams,
+                std::conditional_t<TAKES_RAGGED, fa::RaggedParams, fa::NotRagged>,
+                std::conditional_t<IS_SORTED, fa::SortedParams, fa::NotSorted> {
   int first_begin;    // query i sees no key before first_begin + i
   const float* sink;  // [heads], or nullptr
   float cap_factor;   // scale / soft cap; 0 without a soft cap
-  int is_sorted;      // work tiles are computed in the order of SortedTiles
 };
 
 // A shape of work tiles, with STAGES key tiles in flight.
@@ -319,6 +320,14 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
   if (thread_in_group == 0) fa::cp_async_bulk_wait_group_read();  // before the block's shared memory is given to another one
 }
 
+// Sorts and deals the work tiles.  Called by all threads of a block, which then must wait for each other.
+template <typename SHAPE, typename PARAMS, typename SMEM>
+__device__ __forceinline__ void order_tiles(const PARAMS& params, SMEM& smem) {
+  const auto first_tile = [](const PARAMS& own, int first_query) { return first_key_tile<SHAPE>(own, first_query); };
+  if (params.is_sorted) fa::sort_tiles<SHAPE>(params, smem.sorted, first_tile);
+  fa::deal_tiles<SHAPE>(params, smem.sorted, params.is_sorted);
+}
+
 template <typename T, typename SHAPE>
 __global__ void __launch_bounds__(SHAPE::THREADS, SHAPE::BLOCKS_PER_SM)
 long_window_kernel(const __grid_constant__ Params params, const __grid_constant__ CUtensorMap q_map,
@@ -328,11 +337,7 @@ long_window_kernel(const __grid_constant__ Params params, const __grid_constant_
   auto& smem = *reinterpret_cast<Smem<T, SHAPE>*>(smem_bytes);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / GROUP_THREADS, 0);
   if (threadIdx.x == 0) fa::init_mbarriers<SHAPE>(smem);
-  if constexpr (IS_SORTED) {
-    const auto first_tile = [](const Params& own, int first_query) { return first_key_tile<SHAPE>(own, first_query); };
-    if (params.is_sorted) fa::sort_tiles<SHAPE>(params, smem.sorted, first_tile);
-    fa::deal_tiles<SHAPE>(params, smem.sorted, params.is_sorted);
-  }
+  if constexpr (IS_SORTED) order_tiles<SHAPE>(params, smem);
   __syncthreads();
   if (warpgroup == 0) {
     fa::setmaxnreg_dec<SHAPE::PRODUCER_REGISTERS>();
@@ -359,8 +364,7 @@ int make_window_params(const FaForwardArgs* args, Params* params) {
   if (all.features & FA_WINDOW_RIGHT) params->first_diagonal = limited(shift + limited(all.window_right) + 1);
   params->sink = all.features & FA_SINK ? all.sink : nullptr;
   fa::set_cap(all, params);
-  params->is_sorted = IS_SORTED && fa::can_be_sorted<SHAPE>(*params);
-  if (params->is_sorted) params->section_heads = 1;
+  if constexpr (IS_SORTED) fa::make_sorted_params<SHAPE>(params);
   if constexpr (TAKES_RAGGED) return fa::make_ragged_params(args, params);
   return FA_OK;
 }

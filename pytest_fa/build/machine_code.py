@@ -6,6 +6,7 @@ import collections
 import hashlib
 import json
 import os
+import re
 import struct
 import subprocess
 import tempfile
@@ -21,6 +22,10 @@ _SIZED = 4
 _THREADS = (0x05, 0x10)
 _THREE_WORDS = 12
 _NOT_HOST_CODE = (".nv_fatbin", ".note.gnu.build-id")
+_CONSTANTS = (".rodata", ".dynstr")
+_INSTRUCTION = re.compile(r"\s+[0-9a-f]+:\t(.*)")
+_DISTANCE = re.compile(r"-?0x[0-9a-f]+(?=\(%rip\))")  # of what it reads, from the instruction
+_TARGET = re.compile(r"\b[0-9a-f]+ (?=<)")  # the address of a jump; its function and the offset follow
 
 
 class MachineCode(msgspec.Struct, frozen=True):
@@ -80,24 +85,41 @@ def read_machine_code(library: Path, known: Iterable[Disassembly] = ()) -> Machi
 
 
 def host_code(library: Path) -> str | None:
-    """Return a sha256 of the code and the data that a library holds for the CPU; None if it cannot be read.
+    """Return a sha256 of the code and the constants that a library holds for the CPU; None if it cannot be read.
 
-    Without the device code: that contains the numbers of source lines, which a comment changes.
+    It is the same wherever they lie: the device code contains the numbers of source lines, and its size moves what lies
+    behind it.  None without `objdump`, which a compiler comes with.
     """
     from elftools.common.exceptions import ELFError  # noqa: PLC0415  # as in `_sections`
     from elftools.elf.constants import SH_FLAGS  # noqa: PLC0415
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415
 
     sha256 = hashlib.sha256()
+    places: list[tuple[int, int, str]] = []
     try:
         with library.open("rb") as stream:
             for section in ELFFile(stream).iter_sections():
-                if section["sh_flags"] & SH_FLAGS.SHF_ALLOC and section.name not in _NOT_HOST_CODE:
-                    sha256.update(f"{section.name} {section['sh_type']} {section['sh_size']}\n".encode())
+                if not section["sh_flags"] & SH_FLAGS.SHF_ALLOC or section.name in _NOT_HOST_CODE:
+                    continue
+                places.append((section["sh_addr"], section["sh_size"], section.name))
+                sha256.update(f"{section.name} {section['sh_type']} {section['sh_size']}\n".encode())
+                if section.name.startswith(_CONSTANTS):
                     sha256.update(section.data())
-    except (OSError, ELFError, ValueError):
+        listing = _run(["objdump", "--disassemble", "--no-show-raw-insn", str(library)])
+    except (OSError, subprocess.CalledProcessError, ELFError, ValueError):
         return None
+    for line in listing.splitlines():
+        if instruction := _INSTRUCTION.match(line):
+            sha256.update(_without_addresses(instruction[1], places).encode() + b"\n")
     return sha256.hexdigest()
+
+
+def _without_addresses(instruction: str, places: list[tuple[int, int, str]]) -> str:
+    """An instruction of objdump's listing with the section and the offset of what it reads, and no address."""
+    text, _, read = instruction.partition("#")
+    address = int(read.split()[0], 16) if read.split() else None
+    where = [f"{name}+{address - start}" for start, size, name in places if address and start <= address < start + size]
+    return " ".join([_TARGET.sub("", _DISTANCE.sub("", text)).strip(), *where])
 
 
 def _tools() -> tuple[Path, Path]:

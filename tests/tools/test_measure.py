@@ -12,16 +12,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.environment import Gpu
 from pytest_fa.records.log import read_records, save_records
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.record import SCHEMA, MachineIdentity, Record, Source
 from pytest_fa.records.source import read_source
-from tests.factories import ENVIRONMENT, MANIFEST, OK, SHAPE, SMALL_SHAPE, WriteVariant, record, speed
+from tests.factories import BUILD, ENVIRONMENT, MANIFEST, OK, SHAPE, SMALL_SHAPE, WriteVariant, record, speed
 from tools.measure import measure
 from tools.measure.__main__ import main
+from tools.measure.faults import check_lines
 from tools.measure.json_files import FileOrigin
+from tools.measure.machine_code import compare_builds
 from tools.measure.plan import TablePlan, make_plan
 from tools.measure.sources import essence
 from tools.measure.tables import ShownPages
@@ -497,6 +500,65 @@ def test_changed_sources_make_a_row_stale(
     (folder / path).write_text(text.replace(old, new) if old else new, encoding="utf-8")
     commit(root)
     assert [fault.partition("): ")[2] for fault in faults(root, capsys)] == ([changed] if changed else [])
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "may_be_same"),
+    [
+        ("kernels/first/kernel.cu", "kernel()", "kernel2()", True),
+        ("kernels/include/shared.h", "x = 3", "x = 4", True),
+        ("kernels/first/variant.yaml", "BLOCK: 1", "BLOCK: 2", True),
+        ("kernels/first/variant.yaml", "BLOCK: 1}", "BLOCK: 1}\ntolerance: fp8", False),  # another judgement
+        ("pytest_fa/include/interface.h", "x = 5", "x = 6", False),  # both are built with that of today
+    ],
+)
+@pytest.mark.parametrize("is_same", [True, False])
+def test_changed_sources_with_the_same_code_do_not_count(
+    root: Path, path: str, old: str, new: str, *, may_be_same: bool, is_same: bool
+) -> None:
+    """Both are built, if only sources and defines of the kernels folder changed."""
+    files = {
+        "kernels/include/shared.h": "int x = 3;\n",
+        "pytest_fa/include/interface.h": "int x = 5;\n",
+        "kernels/first/own.h": '#include "shared.h"\n#include "interface.h"\n',
+        "kernels/first/variant.yaml": f"{MANIFEST}defines: {{BLOCK: 1}}\n",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    before = commit(root)
+    build = msgspec.structs.replace(BUILD, variant="first")
+    save(root, timed(root, "first", builds=(build,)), timed(root, "second"), timed(root, "third"))
+    text = (root / path).read_text(encoding="utf-8")
+    assert old in text
+    (root / path).write_text(text.replace(old, new), encoding="utf-8")
+    commit(root)
+    asked: list[tuple[str, str, str]] = []
+
+    def same_code(variant: Variant, since: str, arch: str) -> bool:
+        asked.append((variant.name, since, arch))
+        return is_same
+
+    _, number = check_lines(ShownPages(root, same_code=same_code))
+    assert (number, asked) == (int(not (is_same and may_be_same)), [("first", before, "sm_90a")] * may_be_same)
+
+
+@pytest.mark.nightly
+@pytest.mark.needs_nvcc
+def test_code_is_compared_with_that_of_a_commit(root: Path, shared_cache: Path) -> None:
+    """Another name in a source gives the same code, another factor does not, nor does a commit without the variant."""
+    without = git(root, "rev-parse", "HEAD")
+    shutil.copytree(REPOSITORY / "kernels" / "minimal", root / "kernels" / "minimal")
+    shutil.copytree(REPOSITORY / "kernels" / "include", root / "kernels" / "include")
+    since = commit(root)
+    same_code = compare_builds(shared_cache)
+    source = root / "kernels" / "minimal" / "kernel.cu"
+    text = source.read_text(encoding="utf-8")
+    source.write_text(text.replace("q_scale", "scale_of_q"), encoding="utf-8")
+    minimal = ShownPages(root).variants["minimal"]
+    assert [same_code(minimal, commit_of, "sm_90a") for commit_of in (since, without)] == [True, False]
+    source.write_text(text.replace("args.scale * CUDART_L2E_F", "args.scale * 1.5f"), encoding="utf-8")
+    assert not compare_builds(shared_cache)(minimal, since, "sm_90a")
 
 
 def test_equal_hashes_prove_that_a_source_is_unchanged(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@
     python -m tools.measure --run --seconds N  begin only what is expected to end within N seconds
     python -m tools.measure --check            which rows are stale, dirty, mixed, missing or of another method
     python -m tools.measure --prune            remove checks of earlier sources that no table shows and that passed
+    python -m tools.measure ... --code         sources whose code is the same do not count: builds both, and compares
     python -m tools.measure ... PAGE ...       only the tables of these pages, and those that show a result with them
 
 Repeat the run until nothing is left.  Then
@@ -21,8 +22,10 @@ import sys
 from pathlib import Path
 
 from pytest_fa.errors import FaError
+from pytest_fa.options.options import default_cache
 from pytest_fa.records.source import read_source
 from tools.measure.faults import check_lines
+from tools.measure.machine_code import compare_builds
 from tools.measure.measure import require_card, require_clean, run_pieces
 from tools.measure.plan import PYTEST, make_plan
 from tools.measure.prune import remove_old_checks
@@ -39,6 +42,7 @@ def main(arguments: list[str], root: Path | None = None, pytest: tuple[str, ...]
     what.add_argument("--run", action="store_true", help="measure what is left")
     what.add_argument("--prune", action="store_true", help="remove old checks that no table shows")
     parser.add_argument("--seconds", type=float, help="with --run: the time after which no piece ends")
+    parser.add_argument("--code", action="store_true", help="changed sources with the same code do not count")
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="a page, such as kernels/long.md; default: all")
     options = parser.parse_args(arguments)
     if options.seconds is not None and not options.run:
@@ -46,7 +50,8 @@ def main(arguments: list[str], root: Path | None = None, pytest: tuple[str, ...]
     if options.prune and options.pages:
         parser.error("--prune takes no page: what other pages show stays")
     try:
-        pages = ShownPages(root or Path.cwd(), chosen=options.pages)
+        same_code = compare_builds(default_cache()) if options.code else None
+        pages = ShownPages(root or Path.cwd(), chosen=options.pages, same_code=same_code)
         if options.check:
             return _check(pages)
         if options.prune:

@@ -35,7 +35,7 @@ def check_lines(pages: ShownPages) -> tuple[list[str], int]:
 
     Raises `FaError` for what cannot be read.
     """
-    history = SourceHistory(pages.root)
+    history = pages.history()
     lines: list[str] = []
     total = 0
     for table in pages.tables():
@@ -55,9 +55,9 @@ def row_faults(table: PageTable, variants: dict[str, Variant], history: SourceHi
     faults: list[RowFault] = []
     for result, record in table.records.items():
         if record is not None:
-            changes = history.changes(record.source, variants[result.variant], record.sources)
+            changes = history.changes(record.source, variants[result.variant], record.sources, arch_of(record))
             if result.gate and not changes:
-                changes = history.changes(record.source, variants[result.gate.baseline], {})
+                changes = history.changes(record.source, variants[result.gate.baseline], {}, arch_of(record))
             row = f"{result} ({day_of(record)}, commit {_commit(record.source)})"
             faults += [RowFault(kind, row, reason) for kind, reason in _faults_of_record(record, changes)]
             if difference := _difference(record, *usual[0][0]):
@@ -67,6 +67,11 @@ def row_faults(table: PageTable, variants: dict[str, Variant], history: SourceHi
         else:
             faults.append(RowFault("missing", str(result), "no record"))
     return faults
+
+
+def arch_of(record: Record) -> str:
+    """The architecture that a record's variant was built for; empty if it was not built."""
+    return next((build.arch for build in record.builds if build.variant == record.variant), "")
 
 
 def origin_of_record(record: Record) -> tuple[str | None, str | None]:

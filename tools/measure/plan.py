@@ -13,7 +13,6 @@ from pytest_fa.records.origin import has_no_second_clock
 from pytest_fa.records.record import Record, Source
 from tools.measure.faults import file_faults, origin_of_record, row_faults
 from tools.measure.json_files import FILES
-from tools.measure.sources import SourceHistory
 from tools.measure.tables import PageTable, ShownPages, ShownResult, groups_of
 
 LIMIT_SECONDS = 600.0  # of one piece; then it is interrupted
@@ -79,7 +78,7 @@ def make_plan(
     Tables that share a result have one record of it, so they are done together.  Until they are, what this card has
     measured of this commit is kept.  Raises `FaError` for what cannot be read.
     """
-    tables, history = pages.tables(), SourceHistory(pages.root)
+    tables, history = pages.tables(), pages.history()
     left = [
         result
         for group in groups_of(tables)

@@ -6,7 +6,7 @@ from pytest_fa.records.files import read_record_file
 from pytest_fa.records.log import keep_records
 from pytest_fa.records.record import Record, RecordKind
 from pytest_fa.records.standing import Rank, rank_of
-from tools.measure.sources import SourceHistory
+from tools.measure.faults import arch_of
 from tools.measure.tables import ShownPages
 
 LASTING: tuple[RecordKind, ...] = ("speed", "gate")  # `auto` is fitted from times, and the noise of cards from both
@@ -18,7 +18,7 @@ def remove_old_checks(pages: ShownPages) -> list[str]:
     Times, gates and failures stay.  A file of which nothing is left is removed, too.  Raises `FaError` for a file that
     cannot be read.
     """
-    tables, history = pages.tables(), SourceHistory(pages.root)
+    tables, history = pages.tables(), pages.history()
     shown = {(result.kind, result.id) for table in tables for result in table.records}
     lines: list[str] = []
 
@@ -30,7 +30,7 @@ def remove_old_checks(pages: ShownPages) -> list[str]:
         return (
             variant is not None
             and not record.source.dirty
-            and not history.changes(record.source, variant, record.sources)
+            and not history.changes(record.source, variant, record.sources, arch_of(record))
         )
 
     for folder in sorted({table.folder for table in tables}):

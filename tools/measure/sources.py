@@ -17,9 +17,11 @@ from pytest_fa.build.keys import HEADER_SUFFIXES
 from pytest_fa.catalog.manifest import MANIFEST_NAME, PLANTED_NAME
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.record import Source
+from tools.measure.machine_code import SameCode
 
 INCLUDE = Path("pytest_fa", "include")
 CUDA_SUFFIXES = frozenset({".cu", ".cpp", ".cc", ".cxx", ".c", *HEADER_SUFFIXES})
+CODE_KEYS = ("defines", "flags")  # change nothing but the code
 PROSE_KEYS = ("step", "because", "expect", "parent", "limits", "suppressions", "sweep")  # change no code and no check
 UNKNOWN = "commit unknown"
 _INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
@@ -29,36 +31,68 @@ _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.
 class SourceHistory:
     """The source files of variants now, and at the commits of records.  Paths are relative to the root folder."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root.resolve()
+    def __init__(self, root: Path, same_code: SameCode | None = None) -> None:
+        """With `same_code`, changes do not count that leave a variant's code as it was."""
+        self.root, self._same_code = root.resolve(), same_code
         self._changed = functools.cache(self._changed_paths)
         self._has_changed = functools.cache(self._content_has_changed)
         self._paths = functools.cache(self._paths_of)
 
-    def changes(self, source: Source, variant: Variant, hashes: dict[str, str]) -> str:
+    def changes(self, source: Source, variant: Variant, hashes: dict[str, str], arch: str = "") -> str:
         """What changed since a record was made, such as `kernels/mine/kernel.cu changed`; empty if nothing did.
 
-        `hashes` are those of the record, by path.  Without a commit that this repository has, the answer is
-        `commit unknown`, unless the hashes of all files are known and equal.
+        `hashes` are those of the record, by path, and `arch` is the architecture that it was built for, if it was.
+        Without a commit that this repository has, the answer is `commit unknown`, unless the hashes of all files are
+        known and equal.
         """
         paths = dict.fromkeys((*self._paths(variant.folder, variant.entry.include, variant.entry.kind), *hashes))
         if outside := [path for path in paths if Path(path).is_absolute()]:
             return f"{outside[0]} is not in this repository"
         differing = [path for path in paths if hashes.get(path, "") != self._hash(path)]
-        return self.changed_files(source, differing, variant.name)
+        changes = self.changed_files(source, differing, variant.name)
+        return "" if changes and self._has_same_code(source, variant, differing, arch) else changes
 
     def changed_files(self, source: Source, paths: Iterable[str], variant: str = "") -> str:
         """Which of these files changed since a commit, in words; empty if none did."""
-        listed = list(paths)
-        if not listed:
-            return ""
+        changed = self._changed_of(source, list(paths), variant)
+        if not changed:
+            return UNKNOWN if changed is None else ""
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        return f"{changed[0]}{more} changed"
+
+    def _changed_of(self, source: Source, paths: list[str], variant: str) -> list[str] | None:
+        """Those of these files that changed since a commit; None without the commit."""
+        if not paths:
+            return []
         since = self._changed(source.commit) if source.commit else None
         if source.commit is None or since is None:
-            return UNKNOWN
+            return None
         commit = source.commit
-        changed = [path for path in listed if path in since and self._has_changed(commit, path, variant)]
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        return f"{changed[0]}{more} changed" if changed else ""
+        return [path for path in paths if path in since and self._has_changed(commit, path, variant)]
+
+    def _has_same_code(self, source: Source, variant: Variant, paths: list[str], arch: str) -> bool:
+        """Whether files of the kernels folder changed that can change nothing but code, and did not change it."""
+        changed = self._changed_of(source, paths, variant.name)
+        if not (changed and source.commit and arch and self._same_code):
+            return False
+        kernels = self._relative(Path(variant.root).resolve())
+        return all(
+            path.startswith(f"{kernels}/") and self._changes_only_code(source.commit, path, variant.name)
+            for path in changed
+        ) and self._same_code(variant, source.commit, arch)
+
+    def _changes_only_code(self, commit: str, path: str, variant: str) -> bool:
+        if Path(path).suffix in CUDA_SUFFIXES:
+            return True
+        old, file = self._git("show", f"{commit}:{path}"), self.root / path
+        if Path(path).name not in (MANIFEST_NAME, PLANTED_NAME) or old is None or not file.is_file():
+            return False
+        before, now = (essence(path, text, variant) for text in (old, file.read_text(encoding="utf-8")))
+        return (
+            isinstance(before, dict)
+            and isinstance(now, dict)
+            and all(before.get(key) == now.get(key) for key in {*before, *now} - {*CODE_KEYS})
+        )
 
     def _hash(self, path: str) -> str | None:
         file = self.root / path

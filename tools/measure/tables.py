@@ -17,6 +17,8 @@ from pytest_fa.records.record import JUDGED_KINDS, Record, RecordKind
 from pytest_fa.records.standing import rank_of, standing_results
 from tools.docs.block import SEED, Shown, ShownGate, TableProblem, is_failure, newest_gate
 from tools.docs.markdown import comments_of
+from tools.measure.machine_code import SameCode
+from tools.measure.sources import SourceHistory
 
 PAGES = ("README.md", "docs/**/*.md", "kernels/*.md")
 
@@ -58,11 +60,14 @@ class ShownPages:
     """The pages of a repository with what their tables need: the variants, and the saved results that stand.
 
     With `chosen`, paths from the root folder, it has the tables of these pages, and those that share a result with one.
+    With `same_code`, sources have not changed for a variant whose code is the same.
     Raises `TableProblem` if there are no pages or not the chosen ones, and `FaError` if the variants cannot be read.
     """
 
-    def __init__(self, root: Path, kernels: str = "kernels", chosen: Sequence[str] = ()) -> None:
-        self.root, self._chosen = root, frozenset(chosen)
+    def __init__(
+        self, root: Path, kernels: str = "kernels", chosen: Sequence[str] = (), same_code: SameCode | None = None
+    ) -> None:
+        self.root, self._chosen, self._same_code = root, frozenset(chosen), same_code
         self._paths = [path for glob in PAGES for path in sorted(root.glob(glob))]
         if not self._paths:
             raise TableProblem(f"no page in {root}: run this in the root folder of the repository")
@@ -90,7 +95,11 @@ class ShownPages:
 
     def read_again(self) -> ShownPages:
         """The same pages with what is saved now."""
-        return ShownPages(self.root, chosen=[*self._chosen])
+        return ShownPages(self.root, chosen=[*self._chosen], same_code=self._same_code)
+
+    def history(self) -> SourceHistory:
+        """Which sources changed since a record was made."""
+        return SourceHistory(self.root, self._same_code)
 
     def _tables_of(self, path: Path) -> Iterator[PageTable]:
         page = _name_of(path, self.root)

@@ -28,11 +28,18 @@ struct SortedTiles {
   };
 };
 
-// Whether the work tiles of a call are sorted.
+// What the parameters of a kernel have besides those of its work tiles and its sequences.
+struct SortedParams {
+  int is_sorted;  // whether the work tiles of the call are sorted
+};
+struct NotSorted {};
+
+// Fills `params` after the other parameters.
 template <typename SHAPE, typename PARAMS>
-bool can_be_sorted(const PARAMS& params) {
-  const int blocks = std::min(params.work_tiles, max_blocks<SHAPE>());
-  return params.batch_heads / params.heads <= SortedTiles::MOST / params.m_blocks && params.work_tiles < SortedTiles::MOST * blocks;
+void make_sorted_params(PARAMS* params) {
+  const int blocks = std::min(params->work_tiles, max_blocks<SHAPE>()), sequences = params->batch_heads / params->heads;
+  params->is_sorted = sequences <= SortedTiles::MOST / params->m_blocks && params->work_tiles < SortedTiles::MOST * blocks;
+  if (params->is_sorted) params->section_heads = 1;
 }
 
 // Returns the level of a work tile.  first_tile(params, first_query) is the first key tile that its queries see.

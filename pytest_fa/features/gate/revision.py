@@ -95,7 +95,7 @@ def compared(variant: Variant, at: VariantAtRevision, builds: Builds, cache: Pat
         raise NoVerdict(f"{reason}; {at.revision.limits}")
     code: CodeOfRevision | None = None
     if isinstance(ours, Build) and theirs:
-        code = _same_machine_code(ours, theirs, cache)
+        code = same_machine_code(ours, theirs, cache)
     elif ours is None and theirs is None:
         code = _same_sources(variant, at.revision)
     uncommitted = _uncommitted(variant, ours if isinstance(ours, Build) else None, at.revision, cache)
@@ -165,7 +165,7 @@ def _foreign_file(at: VariantAtRevision, build: Build, cache: Path) -> str:
 # -- the same code ----------------------------------------------------------------------------------------------------
 
 
-def _same_machine_code(ours: Build, theirs: Build, cache: Path) -> CodeOfRevision | None:
+def same_machine_code(ours: Build, theirs: Build, cache: Path) -> CodeOfRevision | None:
     """The identity of the code if both builds are the same code, for the GPU and for the CPU; else None.
 
     Device code alone does not decide: the host code chooses the grid and the number of launches.

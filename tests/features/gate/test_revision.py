@@ -30,7 +30,7 @@ from pytest_fa.features.gate.intervals import PROCESS_SD
 from pytest_fa.features.gate.opponents import Opponents, prepare_opponents
 from pytest_fa.features.gate.pilot import NoVerdict
 from pytest_fa.features.gate.plugin import GateOptions
-from pytest_fa.features.gate.revision import _same_machine_code, compared, variants_at
+from pytest_fa.features.gate.revision import compared, same_machine_code, variants_at
 from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
@@ -236,7 +236,7 @@ def test_uncommitted_changes_are_told(python: Repo, *, is_committed: bool) -> No
     ],
     ids=["a remark", "the grid", "a header"],
 )
-def test_the_same_machine_code_is_told(
+def test_thesame_machine_code_is_told(
     cuda: Repo, shared_cache: Path, name: str, old: str, new: str, *, same: bool
 ) -> None:
     """A remark changes no machine code; another grid does, although the device code is the same."""
@@ -331,7 +331,7 @@ def test_host_code_decides_where_there_is_no_device_code(tmp_path: Path) -> None
         source.write_text(text, encoding="utf-8")
         subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
         builds.append(msgspec.structs.replace(build("sm_80"), library=library.name))
-    codes = [_same_machine_code(builds[0], other, tmp_path) for other in builds]
+    codes = [same_machine_code(builds[0], other, tmp_path) for other in builds]
     assert [code is not None for code in codes] == [True, True, False]
     assert host_code(tmp_path / "absent.so") is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.build import machine_code
-from pytest_fa.build.machine_code import MachineCode, read_machine_code
+from pytest_fa.build.machine_code import MachineCode, host_code, read_machine_code
 from pytest_fa.build.toolchain import find_tool, find_toolchain
 
 if TYPE_CHECKING:
@@ -152,3 +153,23 @@ def test_only_cubins_with_kernels_are_disassembled(workplace: Workplace, monkeyp
     code = read_machine_code(workplace.library())
 
     assert (["cuobjdump", "nvdisasm"], 1) == ([Path(command[0]).name for command in commands], len(code.kernels))
+
+
+def test_host_code_is_the_same_wherever_it_lies(tmp_path: Path) -> None:
+    """The size of the device code does not count, which moves what lies behind it; a constant and an instruction do."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("there is no g++")
+    text = """
+        __attribute__((section(".nv_fatbin"), used)) static const char device[{size}] = {{1}};
+        int calls = 0;
+        double f(double x) {{ ++calls; return x {sign} {number}; }}
+    """
+    codes: list[str | None] = []
+    for size, sign, number in ((9, "*", 1.5), (70_000, "*", 1.5), (9, "*", 2.5), (9, "+", 1.5)):
+        source, library = tmp_path / f"{len(codes)}.cpp", tmp_path / f"{len(codes)}.so"
+        source.write_text(text.format(size=size, sign=sign, number=number), encoding="utf-8")
+        subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+        codes.append(host_code(library))
+    assert None not in codes
+    assert [code == codes[0] for code in codes] == [True, True, False, False]
