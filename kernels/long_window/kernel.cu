@@ -13,8 +13,8 @@
 #include "fa/hopper.cuh"
 #include "fa/integer_softmax.cuh"
 #include "fa/launch_persistent.cuh"
+#include "fa/o_over_q.cuh"
 #include "fa/omit.cuh"
-#include "fa/producer.cuh"
 #include "fa/products.cuh"
 #include "fa/ragged.cuh"
 #include "fa/ring.cuh"
@@ -66,25 +66,8 @@ struct Shape : fa::Shape<HEAD_DIM, GROUPS, BLOCK_N, BLOCKS, V_COLUMNS == 0 ? HEA
   static constexpr int STAGES = STAGES_;
 };
 
-// The shared memory of a block in which O is written over Q.
 template <typename T, typename SHAPE>
-struct SmemWithoutO {
-  alignas(1024) T q[SHAPE::GROUPS][GROUP_M * SHAPE::BOXED_DIM];
-  alignas(1024) T k[SHAPE::STAGES][SHAPE::BLOCK_N * SHAPE::BOXED_DIM];
-  alignas(1024) T v[SHAPE::STAGES][SHAPE::BLOCK_N * SHAPE::BOXED_DIM_V];
-  uint64_t q_full, q_empty, k_full[SHAPE::STAGES], k_empty[SHAPE::STAGES], v_full[SHAPE::STAGES], v_empty[SHAPE::STAGES];
-};
-
-template <typename T, typename SHAPE>
-using TileSmem = std::conditional_t<SHAPE::O_OVER_Q, SmemWithoutO<T, SHAPE>, fa::RingSmem<T, SHAPE, SHAPE::STAGES>>;
-
-template <typename T, typename SHAPE>
-struct SortedSmem : TileSmem<T, SHAPE> {
-  fa::SortedTiles sorted;
-};
-
-template <typename T, typename SHAPE>
-using Smem = std::conditional_t<IS_SORTED, SortedSmem<T, SHAPE>, TileSmem<T, SHAPE>>;
+using Smem = fa::WithOrder<IS_SORTED, fa::TileSmem<T, SHAPE, SHAPE::STAGES>>;
 
 // Releases a tile of K and of V that this warpgroup does not read.
 template <typename SMEM, int STAGES>
@@ -98,15 +81,6 @@ __device__ __forceinline__ void release_unread(SMEM& smem, const fa::Ring<STAGES
   __syncwarp();  // no lane may wait for a phase before the one before it is complete
 }
 
-template <typename T, typename SHAPE>
-__device__ __forceinline__ T* o_smem(Smem<T, SHAPE>& smem, int group) {
-  if constexpr (SHAPE::O_OVER_Q) {
-    return smem.q[group];
-  } else {
-    return smem.o[group];
-  }
-}
-
 // The first key tile with a key that a query from `first_query` on sees.
 template <typename SHAPE>
 __host__ __device__ __forceinline__ int first_key_tile(const Params& params, int first_query) {
@@ -116,17 +90,9 @@ __host__ __device__ __forceinline__ int first_key_tile(const Params& params, int
 
 // The work tiles of this block, with the key tiles that any of its queries sees, and at least one.
 template <typename SHAPE, typename SMEM>
-struct WindowTiles : fa::Dealt {
+struct WindowTiles : fa::Deal<IS_SORTED, SMEM> {
   const Params& params;
-  const SMEM& smem;
-  __device__ __forceinline__ WindowTiles(const Params& params, const SMEM& smem) : params(params), smem(smem) {}
-  __device__ __forceinline__ int number(int round) const {
-    if constexpr (IS_SORTED) {
-      return fa::sorted_number(smem.sorted, round);
-    } else {
-      return fa::Dealt::number(round);
-    }
-  }
+  __device__ __forceinline__ WindowTiles(const Params& params, const SMEM& smem) : fa::Deal<IS_SORTED, SMEM>{smem}, params(params) {}
   template <typename TILE>
   __device__ __forceinline__ fa::KeyTiles key_tiles(const TILE& work, int) const {
     return {min(work.key_tiles - 1, first_key_tile<SHAPE>(fa::own_params(params, work), work.first_query)), work.key_tiles};
@@ -305,11 +271,11 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
     if (params.sink != nullptr) add_sink(o, softmax, __ldg(params.sink + head.query_head) * CUDART_L2E_F, lane);
     if constexpr (TAKES_RAGGED) {
       const fa::RaggedTile again = fa::find_work_tile_again<SHAPE>(call, IS_SORTED ? deal.number(round) : number);
-      fa::store_ragged<O_WRITTEN, MISTAKE == STORES_WHOLE>(o_smem<T, SHAPE>(smem, group), o, softmax, o_map, call, again, head, group,
+      fa::store_ragged<O_WRITTEN, MISTAKE == STORES_WHOLE>(fa::o_smem<SHAPE>(smem, group), o, softmax, o_map, call, again, head, group,
                                                            lane_row, FIRST_GROUP_BARRIER + group, thread_in_group, lane);
     } else {
       fa::normalise(o, softmax, params, head, query, lane);
-      fa::store_o<O_WRITTEN, SHAPE::O_TILES>(o_smem<T, SHAPE>(smem, group), o, o_map, params, head, work.first_query, group,
+      fa::store_o<O_WRITTEN, SHAPE::O_TILES>(fa::o_smem<SHAPE>(smem, group), o, o_map, params, head, work.first_query, group,
                                              FIRST_GROUP_BARRIER + group, thread_in_group, lane);
     }
     if (SHAPE::O_OVER_Q) {
@@ -318,14 +284,6 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
     }
   }
   if (thread_in_group == 0) fa::cp_async_bulk_wait_group_read();  // before the block's shared memory is given to another one
-}
-
-// Sorts and deals the work tiles.  Called by all threads of a block, which then must wait for each other.
-template <typename SHAPE, typename PARAMS, typename SMEM>
-__device__ __forceinline__ void order_tiles(const PARAMS& params, SMEM& smem) {
-  const auto first_tile = [](const PARAMS& own, int first_query) { return first_key_tile<SHAPE>(own, first_query); };
-  if (params.is_sorted) fa::sort_tiles<SHAPE>(params, smem.sorted, first_tile);
-  fa::deal_tiles<SHAPE>(params, smem.sorted, params.is_sorted);
 }
 
 template <typename T, typename SHAPE>
@@ -337,7 +295,7 @@ long_window_kernel(const __grid_constant__ Params params, const __grid_constant_
   auto& smem = *reinterpret_cast<Smem<T, SHAPE>*>(smem_bytes);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / GROUP_THREADS, 0);
   if (threadIdx.x == 0) fa::init_mbarriers<SHAPE>(smem);
-  if constexpr (IS_SORTED) order_tiles<SHAPE>(params, smem);
+  if constexpr (IS_SORTED) fa::order_tiles<SHAPE>(params, smem, &first_key_tile<SHAPE>);
   __syncthreads();
   if (warpgroup == 0) {
     fa::setmaxnreg_dec<SHAPE::PRODUCER_REGISTERS>();

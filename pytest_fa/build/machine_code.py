@@ -10,19 +10,24 @@ import re
 import struct
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from pytest_fa.build.toolchain import find_tool
 
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.sections import Section
+
 _SIZED = 4
 _THREADS = (0x05, 0x10)
 _THREE_WORDS = 12
 _NOT_HOST_CODE = (".nv_fatbin", ".note.gnu.build-id")
-_CONSTANTS = (".rodata", ".dynstr")
+_DATA = (".rodata", ".dynstr", ".data", ".tdata")
+_ALLOCATED, _WORD_BYTES = 2, 8  # the flag of a section that is loaded, and the size of an address
 _INSTRUCTION = re.compile(r"\s+[0-9a-f]+:\t(.*)")
 _DISTANCE = re.compile(r"-?0x[0-9a-f]+(?=\(%rip\))")  # of what it reads, from the instruction
 _TARGET = re.compile(r"\b[0-9a-f]+ (?=<)")  # the address of a jump; its function and the offset follow
@@ -85,40 +90,85 @@ def read_machine_code(library: Path, known: Iterable[Disassembly] = ()) -> Machi
 
 
 def host_code(library: Path) -> str | None:
-    """Return a sha256 of the code and the constants that a library holds for the CPU; None if it cannot be read.
+    """Return a sha256 of the code and the data that a library holds for the CPU; None if they cannot be read.
 
     It is the same wherever they lie: the device code contains the numbers of source lines, and its size moves what lies
-    behind it.  None without `objdump`, which a compiler comes with.
+    behind it.  So an address counts as its section and the offset there.  None also without `objdump`, which a compiler
+    comes with, and for processors other than x86-64.
     """
     from elftools.common.exceptions import ELFError  # noqa: PLC0415  # as in `_sections`
-    from elftools.elf.constants import SH_FLAGS  # noqa: PLC0415
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415
 
     sha256 = hashlib.sha256()
-    places: list[tuple[int, int, str]] = []
     try:
         with library.open("rb") as stream:
-            for section in ELFFile(stream).iter_sections():
-                if not section["sh_flags"] & SH_FLAGS.SHF_ALLOC or section.name in _NOT_HOST_CODE:
-                    continue
-                places.append((section["sh_addr"], section["sh_size"], section.name))
-                sha256.update(f"{section.name} {section['sh_type']} {section['sh_size']}\n".encode())
-                if section.name.startswith(_CONSTANTS):
-                    sha256.update(section.data())
+            elf = ELFFile(stream)
+            if elf["e_machine"] != "EM_X86_64":
+                return None
+            places = _places(elf)
+            for text in _host_data(elf, places):
+                sha256.update(text)
         listing = _run(["objdump", "--disassemble", "--no-show-raw-insn", str(library)])
-    except (OSError, subprocess.CalledProcessError, ELFError, ValueError):
+    except (OSError, subprocess.SubprocessError, ELFError, ValueError):
         return None
-    for line in listing.splitlines():
-        if instruction := _INSTRUCTION.match(line):
-            sha256.update(_without_addresses(instruction[1], places).encode() + b"\n")
-    return sha256.hexdigest()
+    instructions = [match[1] for line in listing.splitlines() if (match := _INSTRUCTION.match(line))]
+    for instruction in instructions:
+        sha256.update(_without_addresses(instruction, places).encode() + b"\n")
+    return sha256.hexdigest() if instructions else None
 
 
-def _without_addresses(instruction: str, places: list[tuple[int, int, str]]) -> str:
+class _Place(NamedTuple):
+    """A section in memory."""
+
+    start: int
+    end: int
+    name: str
+
+
+def _places(elf: ELFFile) -> list[_Place]:
+    """The sections that are loaded for the CPU."""
+    return [_Place(each["sh_addr"], each["sh_addr"] + each["sh_size"], each.name) for each in _loaded(elf)]
+
+
+def _loaded(elf: ELFFile) -> list[Section]:
+    return [each for each in elf.iter_sections() if each["sh_flags"] & _ALLOCATED and each.name not in _NOT_HOST_CODE]
+
+
+def _place_of(address: int, places: list[_Place]) -> str:
+    """The section and the offset of an address; the address itself if it is in none."""
+    inside = (f"{each.name}+{address - each.start}" for each in places if each.start <= address < each.end)
+    ended = (f"the end of {each.name}" for each in places if address == each.end)
+    return next(inside, None) or next(ended, str(address))
+
+
+def _host_data(elf: ELFFile, places: list[_Place]) -> Iterator[bytes]:
+    """The sizes of all sections, the data without the addresses in it, and the addresses, as sections and offsets."""
+    from elftools.elf.relocation import RelocationSection  # noqa: PLC0415
+    from elftools.elf.sections import SymbolTableSection  # noqa: PLC0415
+
+    written: list[int] = []  # addresses of addresses, which the loader writes
+    for section in elf.iter_sections():
+        if isinstance(section, SymbolTableSection) and section["sh_flags"] & _ALLOCATED:
+            for symbol in section.iter_symbols():
+                yield f"{symbol.name} {_place_of(symbol['st_value'], places)}\n".encode()
+        if isinstance(section, RelocationSection) and section["sh_flags"] & _ALLOCATED:
+            for each in section.iter_relocations():
+                written.append(each["r_offset"])
+                where, addend = _place_of(each["r_offset"], places), _place_of(each["r_addend"], places)
+                yield f"{where} {each['r_info_type']} {each['r_info_sym']} {addend}\n".encode()
+    for section, place in zip(_loaded(elf), places, strict=True):
+        yield f"{place.name} {place.end - place.start}\n".encode()
+        if place.name.startswith(_DATA):
+            data = bytearray(section.data())
+            for offset in (address - place.start for address in written if place.start <= address < place.end):
+                data[offset : offset + _WORD_BYTES] = bytes(_WORD_BYTES)
+            yield bytes(data)
+
+
+def _without_addresses(instruction: str, places: list[_Place]) -> str:
     """An instruction of objdump's listing with the section and the offset of what it reads, and no address."""
-    text, _, read = instruction.partition("#")
-    address = int(read.split()[0], 16) if read.split() else None
-    where = [f"{name}+{address - start}" for start, size, name in places if address and start <= address < start + size]
+    text, _, read = instruction.partition("# ")
+    where = [_place_of(int(read.split()[0], 16), places)] if read else []
     return " ".join([_TARGET.sub("", _DISTANCE.sub("", text)).strip(), *where])
 
 

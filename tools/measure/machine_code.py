@@ -18,7 +18,7 @@ SameCode = Callable[[Variant, str, str], bool]  # of a variant, since a commit, 
 def compare_builds(cache: Path) -> SameCode:
     """Return a function that compares the code for the GPU and for the CPU; each pair is built once.
 
-    Code that cannot be built or read counts as another one.
+    Code that cannot be built or read counts as another one.  The function raises `UsageProblem` without a compiler.
     """
     variants: dict[str, Variant] = {}
 
@@ -29,8 +29,10 @@ def compare_builds(cache: Path) -> SameCode:
             theirs = variants_at([ours], commit, cache)[name].variant
         except UsageProblem:  # the commit has no such variant, or is not there
             return False
-        outcomes = ensure([(ours, arch), (theirs, arch)], cache).outcomes
-        builds = [outcomes.get((each.name, arch)) for each in (ours, theirs)]
+        report = ensure([(ours, arch), (theirs, arch)], cache)
+        if report.lacking:
+            raise UsageProblem(f"--code needs to build {name}: {min(report.lacking.values())}")
+        builds = [report.outcomes.get((each.name, arch)) for each in (ours, theirs)]
         first, second = (each if isinstance(each, Build) else None for each in builds)
         return first is not None and second is not None and same_machine_code(first, second, cache) is not None
 

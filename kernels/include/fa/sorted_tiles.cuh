@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "fa/launch.h"
 #include "fa/ragged.cuh"
@@ -27,6 +28,14 @@ struct SortedTiles {
     int numbers[MOST];
   };
 };
+
+// Shared memory with the order, if it is sorted.
+template <typename SMEM>
+struct SmemWithOrder : SMEM {
+  SortedTiles sorted;
+};
+template <bool SORTS, typename SMEM>
+using WithOrder = std::conditional_t<SORTS, SmemWithOrder<SMEM>, SMEM>;
 
 // What the parameters of a kernel have besides those of its work tiles and its sequences.
 struct SortedParams {
@@ -105,7 +114,7 @@ __device__ __forceinline__ void deal_tiles(const PARAMS& params, SortedTiles& so
   __syncthreads();
 #pragma unroll 1
   for (int round = threadIdx.x; round < SortedTiles::MOST; round += SHAPE::THREADS) {
-    const int number = is_sorted ? dealt_number(round, blockIdx.x, gridDim.x) : blockIdx.x + round * gridDim.x;
+    const int number = dealt_number(round, blockIdx.x, gridDim.x);
     sorted.numbers[round] = number;
     if (!is_sorted || number >= params.work_tiles) continue;
     const int tile = number / params.heads, head = number - tile * params.heads;  // the heads of a work tile follow one another
@@ -116,9 +125,27 @@ __device__ __forceinline__ void deal_tiles(const PARAMS& params, SortedTiles& so
   }
 }
 
-// The number of the work tile of a round.  Without a branch for calls that are not sorted, the producer has enough registers.
-__device__ __forceinline__ int sorted_number(const SortedTiles& sorted, uint32_t round) {
-  return sorted.numbers[round % SortedTiles::MOST] + round / SortedTiles::MOST * (SortedTiles::MOST * gridDim.x);
+// Sorts and deals the work tiles.  Called by all threads of a block, which then must wait for each other.
+template <typename SHAPE, typename PARAMS, typename SMEM, typename FirstTile>
+__device__ __forceinline__ void order_tiles(const PARAMS& params, SMEM& smem, FirstTile first_tile) {
+  if (params.is_sorted) sort_tiles<SHAPE>(params, smem.sorted, first_tile);
+  deal_tiles<SHAPE>(params, smem.sorted, params.is_sorted);
 }
+
+// The work tiles of this block.
+template <bool SORTS, typename SMEM>
+struct Deal {
+  const SMEM& smem;
+  // Returns the number of the work tile of a round, or a larger one than any if there is none.  Without a branch for calls that are
+  // not sorted, the producer has enough registers.
+  __device__ __forceinline__ int number(uint32_t round) const {
+    constexpr uint32_t MOST = SortedTiles::MOST;
+    if constexpr (SORTS) {
+      return smem.sorted.numbers[round % MOST] + round / MOST * (MOST * gridDim.x);
+    } else {
+      return Dealt().number(round);
+    }
+  }
+};
 
 }  // namespace fa

@@ -166,15 +166,9 @@ def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
     gpus = len(set(samples[0].gpus)) if samples else 0
     processes = gate.processes // max(gpus, 1)
     is_last = processes >= ANALYSES[-1]
-    # The spread that the gate knew, which may have been recorded anew since then.
-    known_then = gate.detectable / detectable_on(1.0, ANALYSES[-1], gpus, CONFIDENCE)
-    if not math.isclose(known_then, known_sd, rel_tol=0.5):
-        effect = detectable_on(known_sd, ANALYSES[-1], gpus, CONFIDENCE)
-        yield f"detectable is {gate.detectable}, a spread of {100 * known_sd:.2f} % gives {effect:.4f}"
-        known_then = known_sd
-    analysis = analyse(samples, gate.ratio, is_last=is_last, process_sd=known_then, least_sd_share=gate.least_sd_share)
+    analysis = analyse(samples, gate.ratio, is_last=is_last, process_sd=known_sd, least_sd_share=gate.least_sd_share)
     verdict = analysis.verdict or "INCONCLUSIVE"
-    if verdict == "PASS" and (_slower_than_pilot(record, gate, known_then, analysis) or OTHER_NODES in gate.reason):
+    if verdict == "PASS" and (_slower_than_pilot(record, gate, known_sd, analysis) or OTHER_NODES in gate.reason):
         verdict = "INCONCLUSIVE"
     if gate.verdict != verdict:
         yield f"the verdict is {gate.verdict}, its samples give {verdict}: {analysis.reason}"
@@ -188,6 +182,9 @@ def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
         yield f"it has {processes} processes on a GPU; a gate has {' or '.join(map(str, ANALYSES))}"
     if not _is_close(gate.process_sd, spread := largest_process_sd(samples)):
         yield f"process_sd is {gate.process_sd}, its samples give {spread}"
+    effect = detectable_on(known_sd, ANALYSES[-1], gpus, CONFIDENCE)
+    if not math.isclose(gate.detectable, effect, rel_tol=0.5):
+        yield f"detectable is {gate.detectable}, a spread of {100 * known_sd:.2f} % gives {effect:.4f}"
 
 
 def _of_same_code(record: Record, gate: Gate, code: CodeOfRevision) -> Iterator[str]:

@@ -45,8 +45,8 @@ CPU_SAMPLE_US = 10_000.0  # the intended length of a sample, of which the messag
 CPU_CALLS = 100  # of a sample, at most
 CPU_SECONDS = 0.2  # the least total of all samples, unless the most samples are reached first
 CALIBRATION_EVERY = 10  # samples: the sample behind a calibration is disturbed by it
-# Of the outputs of the proof sample: at least, and as a share of the GPU's memory.
-MIN_PROOF_BYTES, PROOF_MEMORY_SHARE = 2**30, 1 / 32
+# Of the outputs of the proof sample: at least, and as a share of the GPU's memory and of what is free of it.
+MIN_PROOF_BYTES, PROOF_MEMORY_SHARE, PROOF_FREE_SHARE = 2**30, 1 / 32, 1 / 8
 PROOF_CALLS = 2000
 PROOF_US = 20_000.0  # the intended length of the proof sample
 
@@ -159,8 +159,8 @@ def proof_calls(data: FreshData, call_us: float) -> int:
 def _proof_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return MIN_PROOF_BYTES
-    memory_bytes = torch.cuda.get_device_properties(device).total_memory
-    return max(MIN_PROOF_BYTES, int(PROOF_MEMORY_SHARE * memory_bytes))
+    free_bytes, memory_bytes = torch.cuda.mem_get_info(device)
+    return max(MIN_PROOF_BYTES, int(min(PROOF_MEMORY_SHARE * memory_bytes, PROOF_FREE_SHARE * free_bytes)))
 
 
 def _with_proof(outside: OutsideTime, data: FreshData, written: list[Written]) -> tuple[OutsideTime, TimedSeries]:

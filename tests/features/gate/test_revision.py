@@ -236,7 +236,7 @@ def test_uncommitted_changes_are_told(python: Repo, *, is_committed: bool) -> No
     ],
     ids=["a remark", "the grid", "a header"],
 )
-def test_thesame_machine_code_is_told(
+def test_the_same_machine_code_is_told(
     cuda: Repo, shared_cache: Path, name: str, old: str, new: str, *, same: bool
 ) -> None:
     """A remark changes no machine code; another grid does, although the device code is the same."""
