@@ -322,7 +322,6 @@ int make_window_params(const FaForwardArgs* args, Params* params) {
   if (all.features & FA_WINDOW_RIGHT) params->first_diagonal = limited(shift + limited(all.window_right) + 1);
   params->sink = all.features & FA_SINK ? all.sink : nullptr;
   fa::set_cap(all, params);
-  if constexpr (IS_SORTED) fa::make_sorted_params<SHAPE>(params);
   if constexpr (TAKES_RAGGED) return fa::make_ragged_params(args, params);
   return FA_OK;
 }
@@ -331,6 +330,7 @@ template <typename T, typename SHAPE>
 int launch_shape(const FaForwardArgs* args, cudaStream_t stream) {
   Params params;
   if (int status = make_window_params<SHAPE>(args, &params)) return status;
+  if constexpr (IS_SORTED) fa::make_sorted_params<SHAPE>(&params);
   const FaForwardArgs tensors = fa::tensors_of(args);
   return fa::launch_persistent<&long_window_kernel<T, SHAPE>, SHAPE, sizeof(Smem<T, SHAPE>)>(&tensors, params, stream);
 }
