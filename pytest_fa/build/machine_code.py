@@ -27,7 +27,7 @@ _THREADS = (0x05, 0x10)
 _THREE_WORDS = 12
 _NOT_HOST_CODE = (".nv_fatbin", ".note.gnu.build-id")
 _DATA = (".rodata", ".dynstr", ".data", ".tdata")
-_ALLOCATED, _WORD_BYTES = 2, 8  # the flag of a section that is loaded, and the size of an address
+_WORD_BYTES = 8  # of an address
 _INSTRUCTION = re.compile(r"\s+[0-9a-f]+:\t(.*)")
 _DISTANCE = re.compile(r"-?0x[0-9a-f]+(?=\(%rip\))")  # of what it reads, from the instruction
 _TARGET = re.compile(r"\b[0-9a-f]+ (?=<)")  # the address of a jump; its function and the offset follow
@@ -127,17 +127,24 @@ class _Place(NamedTuple):
 
 def _places(elf: ELFFile) -> list[_Place]:
     """The sections that are loaded for the CPU."""
-    return [_Place(each["sh_addr"], each["sh_addr"] + each["sh_size"], each.name) for each in _loaded(elf)]
+    loaded = [section for section in elf.iter_sections() if _is_loaded(section)]
+    return [
+        _Place(section["sh_addr"], section["sh_addr"] + section["sh_size"], section.name)
+        for section in loaded
+        if section.name not in _NOT_HOST_CODE
+    ]
 
 
-def _loaded(elf: ELFFile) -> list[Section]:
-    return [each for each in elf.iter_sections() if each["sh_flags"] & _ALLOCATED and each.name not in _NOT_HOST_CODE]
+def _is_loaded(section: Section) -> bool:
+    from elftools.elf.constants import SH_FLAGS  # noqa: PLC0415
+
+    return bool(section["sh_flags"] & SH_FLAGS.SHF_ALLOC)
 
 
 def _place_of(address: int, places: list[_Place]) -> str:
     """The section and the offset of an address; the address itself if it is in none."""
-    inside = (f"{each.name}+{address - each.start}" for each in places if each.start <= address < each.end)
-    ended = (f"the end of {each.name}" for each in places if address == each.end)
+    inside = (f"{place.name}+{address - place.start}" for place in places if place.start <= address < place.end)
+    ended = (f"the end of {place.name}" for place in places if address == place.end)
     return next(inside, None) or next(ended, str(address))
 
 
@@ -146,21 +153,25 @@ def _host_data(elf: ELFFile, places: list[_Place]) -> Iterator[bytes]:
     from elftools.elf.relocation import RelocationSection  # noqa: PLC0415
     from elftools.elf.sections import SymbolTableSection  # noqa: PLC0415
 
+    loaded = [section for section in elf.iter_sections() if _is_loaded(section)]
     written: list[int] = []  # addresses of addresses, which the loader writes
-    for section in elf.iter_sections():
-        if isinstance(section, SymbolTableSection) and section["sh_flags"] & _ALLOCATED:
+    for section in loaded:
+        if isinstance(section, SymbolTableSection):
             for symbol in section.iter_symbols():
                 yield f"{symbol.name} {_place_of(symbol['st_value'], places)}\n".encode()
-        if isinstance(section, RelocationSection) and section["sh_flags"] & _ALLOCATED:
-            for each in section.iter_relocations():
-                written.append(each["r_offset"])
-                where, addend = _place_of(each["r_offset"], places), _place_of(each["r_addend"], places)
-                yield f"{where} {each['r_info_type']} {each['r_info_sym']} {addend}\n".encode()
-    for section, place in zip(_loaded(elf), places, strict=True):
-        yield f"{place.name} {place.end - place.start}\n".encode()
-        if place.name.startswith(_DATA):
+        if isinstance(section, RelocationSection):
+            for relocation in section.iter_relocations():
+                written.append(relocation["r_offset"])
+                where, addend = (_place_of(relocation[field], places) for field in ("r_offset", "r_addend"))
+                yield f"{where} {relocation['r_info_type']} {relocation['r_info_sym']} {addend}\n".encode()
+    for section in loaded:
+        if section.name in _NOT_HOST_CODE:
+            continue
+        start, size = section["sh_addr"], section["sh_size"]
+        yield f"{section.name} {size}\n".encode()
+        if section.name.startswith(_DATA):
             data = bytearray(section.data())
-            for offset in (address - place.start for address in written if place.start <= address < place.end):
+            for offset in (address - start for address in written if start <= address < start + size):
                 data[offset : offset + _WORD_BYTES] = bytes(_WORD_BYTES)
             yield bytes(data)
 

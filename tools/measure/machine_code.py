@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,24 +19,24 @@ def compare_builds(cache: Path) -> SameCode:
 
     Code that cannot be built or read counts as another one.  The function raises `UsageProblem` without a compiler.
     """
-    variants: dict[str, Variant] = {}
+    known: dict[tuple[str, str, str], bool] = {}
 
-    @functools.cache
-    def is_same(name: str, commit: str, arch: str) -> bool:
-        ours = variants[name]
-        try:
-            theirs = variants_at([ours], commit, cache)[name].variant
-        except UsageProblem:  # the commit has no such variant, or is not there
-            return False
-        report = ensure([(ours, arch), (theirs, arch)], cache)
-        if report.lacking:
-            raise UsageProblem(f"--code needs to build {name}: {min(report.lacking.values())}")
-        builds = [report.outcomes.get((each.name, arch)) for each in (ours, theirs)]
-        first, second = (each if isinstance(each, Build) else None for each in builds)
-        return first is not None and second is not None and same_machine_code(first, second, cache) is not None
+    def is_same(variant: Variant, commit: str, arch: str) -> bool:
+        key = (variant.name, commit, arch)
+        if key not in known:
+            known[key] = _is_same(variant, commit, arch, cache)
+        return known[key]
 
-    def of_variant(variant: Variant, commit: str, arch: str) -> bool:
-        variants[variant.name] = variant
-        return is_same(variant.name, commit, arch)
+    return is_same
 
-    return of_variant
+
+def _is_same(variant: Variant, commit: str, arch: str, cache: Path) -> bool:
+    try:
+        earlier = variants_at([variant], commit, cache)[variant.name].variant
+    except UsageProblem:  # the commit has no such variant, or is not there
+        return False
+    report = ensure([(variant, arch), (earlier, arch)], cache)
+    if report.lacking:
+        raise UsageProblem(f"--code needs to build {variant.name}: {min(report.lacking.values())}")
+    ours, theirs = (report.outcomes.get((name, arch)) for name in (variant.name, earlier.name))
+    return isinstance(ours, Build) and isinstance(theirs, Build) and same_machine_code(ours, theirs, cache) is not None

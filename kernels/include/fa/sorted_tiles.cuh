@@ -11,21 +11,21 @@
 namespace fa {
 
 struct SortedTiles {
-  static constexpr int MOST = 1024;    // work tiles of all sequences, and rounds of a block; a call with more is not sorted
+  static constexpr int MAX_TILES = 1024;    // work tiles of all sequences, and rounds of a block; a call with more is not sorted
   static constexpr int LEVELS = WARP;  // of lengths: work tiles of the same level stay in their order
-  static constexpr int MOST_WARPS = 20;
+  static constexpr int MAX_WARPS = 20;
   // The sorted work tiles of one head of each sequence.  The other heads have the same order.
   struct Place {
     uint16_t sequence, m_block;
-  } order[MOST];
+  } order[MAX_TILES];
   union {
     struct {  // while they are sorted
-      uint8_t levels[MOST];
-      uint16_t counts[MOST_WARPS][LEVELS];
+      uint8_t levels[MAX_TILES];
+      uint16_t counts[MAX_WARPS][LEVELS];
     };
     // By round, the numbers of this block's work tiles, as make_work_tile takes them, with sections of one head if they are sorted.
     // A larger one than any ends them.
-    int numbers[MOST];
+    int numbers[MAX_TILES];
   };
 };
 
@@ -47,7 +47,7 @@ struct NotSorted {};
 template <typename SHAPE, typename PARAMS>
 void make_sorted_params(PARAMS* params) {
   const int blocks = std::min(params->work_tiles, max_blocks<SHAPE>()), sequences = params->batch_heads / params->heads;
-  params->is_sorted = sequences <= SortedTiles::MOST / params->m_blocks && params->work_tiles < SortedTiles::MOST * blocks;
+  params->is_sorted = sequences <= SortedTiles::MAX_TILES / params->m_blocks && params->work_tiles < SortedTiles::MAX_TILES * blocks;
   if (params->is_sorted) params->section_heads = 1;
 }
 
@@ -69,7 +69,7 @@ __device__ __forceinline__ int level_of(const PARAMS& params, int sequence, int 
 // Sorts the work tiles.  Called by all threads of a block, which then must wait for each other.
 template <typename SHAPE, typename PARAMS, typename FirstTile>
 __device__ __forceinline__ void sort_tiles(const PARAMS& params, SortedTiles& sorted, FirstTile first_tile) {
-  static_assert(SHAPE::THREADS <= SortedTiles::MOST_WARPS * WARP, "each warp has counts");
+  static_assert(SHAPE::THREADS <= SortedTiles::MAX_WARPS * WARP, "each warp has counts");
   constexpr int WARPS = SHAPE::THREADS / WARP;
   const int tiles = params.batch_heads / params.heads * params.m_blocks, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 #pragma unroll 1
@@ -113,7 +113,7 @@ template <typename SHAPE, typename PARAMS>
 __device__ __forceinline__ void deal_tiles(const PARAMS& params, SortedTiles& sorted, bool is_sorted) {
   __syncthreads();
 #pragma unroll 1
-  for (int round = threadIdx.x; round < SortedTiles::MOST; round += SHAPE::THREADS) {
+  for (int round = threadIdx.x; round < SortedTiles::MAX_TILES; round += SHAPE::THREADS) {
     const int number = dealt_number(round, blockIdx.x, gridDim.x);
     sorted.numbers[round] = number;
     if (!is_sorted || number >= params.work_tiles) continue;
@@ -139,9 +139,9 @@ struct Deal {
   // Returns the number of the work tile of a round, or a larger one than any if there is none.  Without a branch for calls that are
   // not sorted, the producer has enough registers.
   __device__ __forceinline__ int number(uint32_t round) const {
-    constexpr uint32_t MOST = SortedTiles::MOST;
+    constexpr uint32_t MAX_TILES = SortedTiles::MAX_TILES;
     if constexpr (SORTS) {
-      return smem.sorted.numbers[round % MOST] + round / MOST * (MOST * gridDim.x);
+      return smem.sorted.numbers[round % MAX_TILES] + round / MAX_TILES * (MAX_TILES * gridDim.x);
     } else {
       return Dealt().number(round);
     }
