@@ -158,13 +158,13 @@ __device__ __forceinline__ void store_ragged(T* o_smem, float (&o)[O_TILES][4], 
   const Head at = {head.query_head, head.kv_head, work.queries.batch};
   if (own.lse != nullptr) own.lse += (int64_t(at.batch) * params.heads + at.query_head) * params.lse_rows + work.queries.first;
   normalise(o, softmax, own, Head{}, query, lane);
-  own.seq_q += work.queries.first;
-  const int first_query = work.queries.first + work.first_query;
-  if (STORES_WHOLE || first_query + (group + 1) * GROUP_M <= own.seq_q) {
-    store_o<O_WRITTEN, O_TILES>(o_smem, o, o_map, own, at, first_query, group, named_barrier, thread_in_group, lane);
-  } else {
-    store_rows<T>(o, params.out, at, work.queries.first + query, own.seq_q, lane);
-  }
+  const int first_query = work.queries.first + work.first_query, end_query = work.queries.first + work.queries.count;
+  const bool is_whole = STORES_WHOLE || first_query + (group + 1) * GROUP_M <= end_query;
+  // Every warpgroup calls this, also one that stores nothing with it: ptxas does not use uniform registers across a loop with a
+  // barrier under a condition, and the loop over key tiles would take a sixth more instructions.
+  own.seq_q = is_whole ? end_query : 0;
+  store_o<O_WRITTEN, O_TILES>(o_smem, o, o_map, own, at, first_query, group, named_barrier, thread_in_group, lane);
+  if (!is_whole) store_rows<T>(o, params.out, at, work.queries.first + query, end_query, lane);
 }
 
 // Fills the parameters of a call that the other parameters have accepted and returns FA_OK, or refuses it.
