@@ -47,7 +47,7 @@ from pytest_fa.options.options import default_cache
 from pytest_fa.records.agreement import CLOCK_US, WHOLE_SHARE, slope_limit_us
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
-from pytest_fa.records.timing import MESSAGE_US, OutsideTime
+from pytest_fa.records.timing import OutsideTime
 from pytest_fa.wire.commands import Series
 from pytest_fa.wire.jobs import CaseJob, CaseResult
 from tests.honest_cases import KERNELS, WATCHDOG_SECONDS, builds_of
@@ -103,7 +103,7 @@ def pair_of_clocks(variant: str, case: str, period_us: float, outside: OutsideTi
     if outside.proof_us is not None:
         times_us = period_us, outside.median_us
         return Pair("clocks", variant, case, *times_us, longest_us, shortest_us, outside.proof_us)
-    longest_us = WHOLE_SHARE * period_us + CLOCK_US + MESSAGE_US / max(1, outside.calls)
+    longest_us = WHOLE_SHARE * period_us + CLOCK_US + outside.message_us / max(1, outside.calls)
     return Pair("runs", variant, case, period_us, outside.whole_us, longest_us, shortest_us)
 
 

@@ -16,7 +16,7 @@ from pytest_fa.judge.clocks.fresh_data import FreshData, Written
 from pytest_fa.judge.clocks.timed_series import TimedSeries
 from pytest_fa.records.agreement import PROVEN_SHARE, SHARED_OUTPUT, proof_limit_us
 from pytest_fa.records.paired import CPU_METHOD
-from pytest_fa.records.timing import MESSAGE_US, CallNodes
+from pytest_fa.records.timing import CallNodes, message_limit_us
 
 SAMPLE_US = 10_000.0  # the intended length of a sample on a GPU: one replay of a graph
 CPU_SAMPLE_US = 20_000.0
@@ -37,7 +37,7 @@ class ArmTimer:
         self.name, self._candidate = name, candidate
         self.is_cpu = candidate.device.type == "cpu"
         self._data = FreshData(candidate, case, inputs, l2_bytes)
-        self._message_us = MESSAGE_US + self._data.publish_us
+        self._message_us = message_limit_us(self._data.publish_us, self._data.tensors)
         self._calls, self._graph = 1, False
         self._series: TimedSeries | None = None
         self.samples_us: list[float] = []

@@ -273,6 +273,11 @@ class FreshData:
             self._forward_passes.compute(self._like, dict(zip(self._moved, self._private, strict=True)))
         synchronize(self.candidate.device)
 
+    @property
+    def tensors(self) -> int:
+        """How many inputs and outputs a call has."""
+        return len(self._moved) + len(self._fixed) + len(self._out_like.tensors)
+
     def publish(self) -> None:
         """Copy the data to where the candidate sees them, and wait until they are there."""
         for private, shared in zip(self._private, self._shared, strict=True):

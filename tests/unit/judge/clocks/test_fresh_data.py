@@ -23,6 +23,7 @@ from pytest_fa.judge.clocks.fresh_data import (
 from pytest_fa.judge.clocks.shifts import OFFSET_BYTES, RANGE_BYTES
 from pytest_fa.judge.clocks.timed_series import TimedSeries
 from pytest_fa.judge.truth import make_truth
+from pytest_fa.records.timing import FORWARD_TENSORS
 from pytest_fa.wire.commands import Run
 
 CPU = torch.device("cpu")
@@ -293,6 +294,12 @@ def test_data_arrive_when_they_are_published() -> None:
     assert all(torch.equal(old, shared) for old, shared in zip(before, data._shared, strict=True))
     data.publish()
     assert all(torch.equal(new, shared) for new, shared in zip(data._private, data._shared, strict=True))
+
+
+def test_inputs_and_outputs_of_a_call_are_counted() -> None:
+    """A run of a call with more of them may contain more copies: a backward call reads six and writes three."""
+    assert fresh_data().tensors == FORWARD_TENSORS
+    assert fresh_data(case="b1h2s32d64-fp16-bwd-seed0").tensors == FORWARD_TENSORS + 5
 
 
 def test_the_time_to_publish_is_believed_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
