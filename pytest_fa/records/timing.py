@@ -15,19 +15,15 @@ ON_CPU = "runs on the CPU"  # the reason for a missing GPU figure
 # launch, where a kernel may start before its predecessor ends.
 Order = Literal["chain", "branches", "programmatic"]
 ORDER_TEXTS = {"chain": "one chain", "branches": "branches", "programmatic": "programmatic launches"}
-# For the message that starts a run of calls, its answer, and the judge's copies of outputs.  On an H200, 0.8 to 1.0 ms
-# for calls with q, k, v and one output, and 1.0 to 1.9 ms for backward calls, which have nine tensors.
+# For the message that starts a run of calls, its answer, and the judge's copies of outputs.  On an H200, 0.6 to 1.1 ms
+# for 90 % of forward calls, and 0.9 to 1.8 ms for backward calls, which have three outputs.
 MESSAGE_US = 1200.0
-FORWARD_TENSORS = 4
-TENSOR_US = 100.0  # for each further tensor of a call
+OUTPUT_US = 250.0  # for each output after the first
 
 
-def message_limit_us(publish_us: float, tensors: int | None) -> float:
-    """What a run may contain besides its calls: messages, the judge's copies of outputs, and those of inputs.
-
-    `tensors` are the inputs and outputs of a call; if they are not known, it has those of a forward call.
-    """
-    return MESSAGE_US + TENSOR_US * max(0, (tensors or 0) - FORWARD_TENSORS) + publish_us
+def message_limit_us(publish_us: float, outputs: int) -> float:
+    """What a run may contain besides its calls: messages, the judge's copies of `outputs` of a call, and of inputs."""
+    return MESSAGE_US + OUTPUT_US * (outputs - 1) + publish_us
 
 
 class LaunchedKernel(msgspec.Struct, frozen=True):
@@ -155,8 +151,8 @@ class OutsideTime(msgspec.Struct, frozen=True):
     returned one buffer for calls that should write different ones.
 
     A run also contains the copies that made its inputs visible.  They take `publish_us`, which was measured between
-    buffers of the judge's own; None in records of earlier versions, whose runs began after these copies.  A call has
-    `tensors` inputs and outputs; None in earlier records.
+    buffers of the judge's own; None in records of earlier versions, whose runs began after these copies.  Each call
+    has so many `outputs`; None in earlier records, which count as one.
     """
 
     median_us: SignedUs
@@ -168,12 +164,12 @@ class OutsideTime(msgspec.Struct, frozen=True):
     shares_outputs: bool = False
     fill_us: Us | None = None
     publish_us: Us | None = None
-    tensors: Natural | None = None
+    outputs: Natural | None = None
 
     @property
     def message_us(self) -> float:
         """What a run may contain besides its calls."""
-        return message_limit_us(self.publish_us or 0.0, self.tensors)
+        return message_limit_us(self.publish_us or 0.0, self.outputs or 1)
 
 
 class Speed(msgspec.Struct, frozen=True):

@@ -22,8 +22,8 @@ from pytest_fa.records.source import read_source
 from tests.factories import BUILD, ENVIRONMENT, MANIFEST, OK, SHAPE, SMALL_SHAPE, WriteVariant, record, speed
 from tools.measure import measure
 from tools.measure.__main__ import main
-from tools.measure.faults import check_lines
-from tools.measure.json_files import FileOrigin
+from tools.measure.faults import check_lines, file_faults
+from tools.measure.json_files import FILES, FileOrigin, MeasuredFile
 from tools.measure.machine_code import compare_builds
 from tools.measure.plan import TablePlan, make_plan
 from tools.measure.sources import essence
@@ -541,6 +541,29 @@ def test_changed_sources_with_the_same_code_do_not_count(
 
     _, number = check_lines(ShownPages(root, same_code=same_code))
     assert (number, asked) == (int(not (is_same and may_be_same)), [("first", before, "sm_90a")] * may_be_same)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_the_variants_of_a_file_may_have_the_same_code(
+    root: Path, monkeypatch: pytest.MonkeyPatch, *, is_same: bool
+) -> None:
+    """A JSON file is not stale if the code of its variants, for the GPU that measured it, is as it was."""
+    monkeypatch.setitem(FILES, "unseen.json", MeasuredFile((), 1, (), ("first",)))
+    before = commit(root)
+    origin = FileOrigin(ENVIRONMENT, Source(before, False, ""))
+    (root / "unseen.json").write_bytes(msgspec.json.encode(origin))
+    source = root / "kernels" / "first" / "kernel.cu"
+    source.write_text(source.read_text(encoding="utf-8").replace("kernel()", "kernel2()"), encoding="utf-8")
+    commit(root)
+    asked: list[tuple[str, str, str]] = []
+
+    def same_code(variant: Variant, since: str, arch: str) -> bool:
+        asked.append((variant.name, since, arch))
+        return is_same
+
+    pages = ShownPages(root, same_code=same_code)
+    stale = [fault.kind for fault in file_faults("unseen.json", pages.variants, pages.history())]
+    assert (stale, asked) == ([] if is_same else ["stale"], [("first", before, "sm_90a")])
 
 
 @pytest.mark.nightly

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from pytest_fa.build.target import rank, runs_on
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.origin import COMMIT_DIGITS, has_no_second_clock
-from pytest_fa.records.record import Record, Source
+from pytest_fa.records.record import Environment, Record, Source
 from pytest_fa.records.standing import day_of
 from tools.measure.json_files import FILES, read_origin
 from tools.measure.sources import SourceHistory
@@ -113,11 +114,20 @@ def file_faults(file: str, variants: dict[str, Variant], history: SourceHistory)
     measured = FILES[Path(file).name]
     paths = [path for pattern in measured.sources for path in sorted(history.root.glob(pattern))]
     changes = [history.changed_files(source, [path.relative_to(history.root).as_posix() for path in paths])]
-    changes += [history.changes(source, variants[name], {}) for name in measured.variants]
+    used = [variants[name] for name in measured.variants]
+    changes += [history.changes(source, each, {}, _arch_on(origin.environment, each)) for each in used]
     for change in dict.fromkeys(filter(None, changes)):
         yield RowFault("stale", row, change)
     if source.dirty:
         yield RowFault("dirty", row, "from a tree with uncommitted changes")
+
+
+def _arch_on(environment: Environment, variant: Variant) -> str:
+    """The architecture that a variant is built for on the GPU of a file; empty if it has none for it."""
+    if environment.compute_capability is None:
+        return ""
+    major, minor = map(int, environment.compute_capability.split("."))
+    return max((arch for arch in variant.arch if runs_on(arch, (major, minor))), key=rank, default="")
 
 
 def _commit(source: Source) -> str:

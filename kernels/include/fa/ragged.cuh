@@ -64,7 +64,8 @@ __device__ __forceinline__ PARAMS own_params(const PARAMS& params, RaggedTile wo
 }
 
 // Returns a work tile by its number.  Ragged batches have the numbers of a batch whose sequences all are as long as the longest one:
-// each work tile behind the end of its sequence costs its block two loads, and the blocks get different amounts of work.
+// each work tile behind the end of its sequence costs its block two loads and an unused O, and the blocks get different amounts of
+// work.
 template <typename SHAPE, typename PARAMS>
 __device__ __forceinline__ auto find_work_tile(const PARAMS& params, int number) {
   const WorkTile longest = make_work_tile<SHAPE>(params, number);
@@ -160,8 +161,8 @@ __device__ __forceinline__ void store_ragged(T* o_smem, float (&o)[O_TILES][4], 
   normalise(o, softmax, own, Head{}, query, lane);
   const int first_query = work.queries.first + work.first_query, end_query = work.queries.first + work.queries.count;
   const bool is_whole = STORES_WHOLE || first_query + (group + 1) * GROUP_M <= end_query;
-  // Every warpgroup calls this, also one that stores nothing with it: ptxas does not use uniform registers across a loop with a
-  // barrier under a condition, and the loop over key tiles would take a sixth more instructions.
+  // Every warpgroup calls this, also one that stores nothing with it.  With the barriers of store_o under a condition, ptxas 13.0
+  // keeps the stage and the addresses of the loop over key tiles in a register per lane, and a step has a sixth more instructions.
   own.seq_q = is_whole ? end_query : 0;
   store_o<O_WRITTEN, O_TILES>(o_smem, o, o_map, own, at, first_query, group, named_barrier, thread_in_group, lane);
   if (!is_whole) store_rows<T>(o, params.out, at, work.queries.first + query, end_query, lane);

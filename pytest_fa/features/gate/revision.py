@@ -144,7 +144,7 @@ def _variant(variant: Variant, revision: Revision) -> Variant:
     if isinstance(found, BrokenVariant):
         reason = found.problem.replace(f"{root}/", f"{revision.word}:{revision.repository.prefix}/")
         raise UsageProblem(f"today's pytest-fa cannot use {base} {where}: {reason}; {revision.limits}")
-    if not found.is_judged or found.computes == "scores":
+    if variant.is_judged and (not found.is_judged or found.computes == "scores"):
         raise UsageProblem(f"{name} {where} cannot be a baseline: role {found.role}, computes {found.computes}")
     if found.entry.kind == "python" and (foreign := import_from(revision.repository.top, found)):
         raise UsageProblem(f"{name} {where} imports {foreign}, which would be today's; {revision.limits}")

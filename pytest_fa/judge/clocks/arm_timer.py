@@ -37,7 +37,7 @@ class ArmTimer:
         self.name, self._candidate = name, candidate
         self.is_cpu = candidate.device.type == "cpu"
         self._data = FreshData(candidate, case, inputs, l2_bytes)
-        self._message_us = message_limit_us(self._data.publish_us, self._data.tensors)
+        self._message_us = message_limit_us(self._data.publish_us, self._data.outputs_of_call)
         self._calls, self._graph = 1, False
         self._series: TimedSeries | None = None
         self.samples_us: list[float] = []

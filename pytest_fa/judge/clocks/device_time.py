@@ -141,7 +141,7 @@ def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
         None,
         shares_outputs=short.shares_outputs,
         publish_us=data.publish_us,
-        tensors=data.tensors,
+        outputs=data.outputs_of_call,
     )
     proven, proof = _with_proof(outside, data, written)
     return DeviceTime(result, proven, written, (short, long, proof))
@@ -212,7 +212,7 @@ def _event_pairs(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
         None,
         shares_outputs=shares,
         publish_us=data.publish_us,
-        tensors=data.tensors,
+        outputs=data.outputs_of_call,
     )
     return DeviceTime(result, outside, written)
 

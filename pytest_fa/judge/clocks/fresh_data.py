@@ -274,9 +274,9 @@ class FreshData:
         synchronize(self.candidate.device)
 
     @property
-    def tensors(self) -> int:
-        """How many inputs and outputs a call has."""
-        return len(self._moved) + len(self._fixed) + len(self._out_like.tensors)
+    def outputs_of_call(self) -> int:
+        """How many tensors a call writes that the judge copies."""
+        return len(self._out_like.tensors)
 
     def publish(self) -> None:
         """Copy the data to where the candidate sees them, and wait until they are there."""

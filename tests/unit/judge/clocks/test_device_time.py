@@ -241,7 +241,7 @@ def test_the_slope_has_both_clocks(monkeypatch: pytest.MonkeyPatch, snapshot: Sn
     assert connection.captured == ["short", "long", "proof"]
     assert len(written) == 2 * len(timing.samples_us) + 75  # 25 of each of three runs of the proof sample
     assert [graph.name for graph in graphs] == connection.captured
-    assert (outside.shares_outputs, outside.fill_us) == (False, 0.0)
+    assert (outside.shares_outputs, outside.fill_us, outside.outputs) == (False, 0.0, 1)
 
 
 @pytest.mark.parametrize(
