@@ -52,6 +52,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # The files whose tests take the longest, which start first: otherwise one process would end long after the others.
 LONGEST = (
+    "test_planted_faults.py",
     "test_selftest.py",
     "test_places.py",
     "test_watch.py",

@@ -115,7 +115,7 @@ def file_faults(file: str, variants: dict[str, Variant], history: SourceHistory)
     paths = [path for pattern in measured.sources for path in sorted(history.root.glob(pattern))]
     changes = [history.changed_files(source, [path.relative_to(history.root).as_posix() for path in paths])]
     used = [variants[name] for name in measured.variants]
-    changes += [history.changes(source, each, {}, _arch_on(origin.environment, each)) for each in used]
+    changes += [history.changes(source, variant, {}, _arch_on(origin.environment, variant)) for variant in used]
     for change in dict.fromkeys(filter(None, changes)):
         yield RowFault("stale", row, change)
     if source.dirty:
