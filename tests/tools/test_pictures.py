@@ -410,6 +410,7 @@ def test_schedules_have_boxes_that_do_not_overlap(tmp_path: Path) -> None:
     for schedule in SCHEDULES.values():
         for _, boxes in schedule.lanes:
             assert all(first.end <= second.start + 1e-9 for first, second in itertools.pairwise(boxes))
+    pytest.importorskip("matplotlib")
     assert schedule_pictures.main([str(tmp_path)]) == 0
     drawn = {path.stem: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.svg")}
     assert drawn.keys() == SCHEDULES.keys()
