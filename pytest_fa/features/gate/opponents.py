@@ -17,6 +17,7 @@ from pytest_fa.features.gate.revision import GIT, VariantAtRevision, variants_at
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import Gpu
+from pytest_fa.records.text import printable
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.session.session import Session
 
@@ -113,4 +114,12 @@ def _revisions(run_plan: RunPlan, name: str | None) -> dict[str, VariantAtRevisi
     """The variants of a run as they are at the revision of `--fa-gate-baseline=git:REV`.  Raises `UsageProblem`."""
     if name is None or not name.startswith(GIT):
         return {}
-    return variants_at(gated_variants(run_plan.plan), name.removeprefix(GIT), run_plan.options.cache)
+    found = variants_at(gated_variants(run_plan.plan), name.removeprefix(GIT), run_plan.options.cache)
+    for variant, revision in found.values():
+        if not may_be_gated(variant):
+            base = variant.name.partition("@")[0]
+            raise UsageProblem(
+                f"--fa-gate-baseline={printable(name)}: {base} at {revision.shown} cannot be a baseline: "
+                f"role {variant.role}, computes {variant.computes}; choose another revision"
+            )
+    return found

@@ -127,7 +127,7 @@ def _revision(root: Path, word: str, cache: Path) -> Revision:
 
 
 def _variant(variant: Variant, revision: Revision) -> Variant:
-    """The variant of the same name from a revision's sources.  Raises `UsageProblem` if it cannot be a baseline."""
+    """The variant of the same name from a revision's sources.  Raises `UsageProblem` if it cannot be used."""
     name, root = variant.name, revision.extracted.folder
     base, where = name.partition("@")[0], f"at {revision.shown}"
     catalog = discover((root,), with_installed=False)
@@ -144,8 +144,6 @@ def _variant(variant: Variant, revision: Revision) -> Variant:
     if isinstance(found, BrokenVariant):
         reason = found.problem.replace(f"{root}/", f"{revision.word}:{revision.repository.prefix}/")
         raise UsageProblem(f"today's pytest-fa cannot use {base} {where}: {reason}; {revision.limits}")
-    if variant.is_judged and (not found.is_judged or found.computes == "scores"):
-        raise UsageProblem(f"{name} {where} cannot be a baseline: role {found.role}, computes {found.computes}")
     if found.entry.kind == "python" and (foreign := import_from(revision.repository.top, found)):
         raise UsageProblem(f"{name} {where} imports {foreign}, which would be today's; {revision.limits}")
     return msgspec.structs.replace(found, name=f"{name}@{revision.commit[:SHORT_DIGITS]}")

@@ -132,6 +132,19 @@ def test_a_definition_is_that_of_the_candidate(cuda: Repo) -> None:
         variants_at([msgspec.structs.replace(mine, name="mine@TILE=1")], "HEAD", cuda.cache)
 
 
+def test_an_ablation_has_earlier_sources_but_is_no_baseline(cuda: Repo) -> None:
+    """What compares code takes any variant from a commit; a gate refuses one that was an ablation there."""
+    cuda.write("mine/variant.yaml", f"{CUDA_MANIFEST}role: ablation\nomits: softmax\nparent: plain\n")
+    commit(cuda.top, "two")
+    (at,) = variants_at([cuda.mine], "HEAD", cuda.cache).values()
+    assert at.variant.omits == "softmax"
+    cuda.write("mine/variant.yaml", CUDA_MANIFEST)
+    with pytest.raises(UsageProblem) as caught:
+        Opponents.of(cuda.session().run_plan)
+    reason = "cannot be a baseline: role ablation, computes attention; choose another revision"
+    assert str(caught.value) == f"--fa-gate-baseline=git:HEAD: mine at {at.revision.shown} {reason}"
+
+
 def test_a_variant_that_the_commit_lacks_is_named(python: Repo) -> None:
     """A variant that was added later, and a kernels folder that was, give one sentence each."""
     head = git(python.top, "rev-parse", "HEAD")[:10]
