@@ -26,6 +26,7 @@ RUNGS = (
     "long_max",
     "long_shapes",
     "long_causal",
+    "long_fitted",
     "long_split",
     "long_next_q",
 )
@@ -83,6 +84,15 @@ def test_work_tiles_of_each_size_can_be_divided(build: Build, shape: int) -> Non
     kernel = build("long_next_q", 128, ONLY_SHAPE=shape)
     assert kernel.workspace_bytes(parse_case("b1h1s384d128-fp16-sk2000-seed0"), 9) > 0
     assert complaints(kernel, "b1h1s384d128-fp16-sk2000", Schedule(2, sms=9, resident_blocks=20), calls=2) == []
+
+
+@pytest.mark.parametrize(("rung", "shape"), [("long_causal", 1), ("long_fitted", 2)])
+def test_each_rung_chooses_by_its_own_times(build: Build, rung: str, shape: int) -> None:
+    """For this call, the times of long_fitted choose another shape than those of long_causal."""
+    case, schedule = parse_case("b1h1s192d128-fp16-causal-seed0"), Schedule(0, sms=2)
+    bits = {index: bits_of(build("long_causal", 128, ONLY_SHAPE=index), case, schedule)[0] for index in range(3)}
+    chosen = bits_of(build(rung, 128), case, schedule)[0]
+    assert [index for index in bits if torch.equal(bits[index], chosen)] == [shape]
 
 
 def test_divided_work_tiles_always_have_the_same_bits(build: Build) -> None:
