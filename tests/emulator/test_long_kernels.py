@@ -27,6 +27,7 @@ RUNGS = (
     "long_shapes",
     "long_causal",
     "long_fitted",
+    "long_list",
     "long_split",
     "long_next_q",
 )
