@@ -25,6 +25,8 @@ RUNGS = (
     "long_max",
     "long_shapes",
     "long_causal",
+    "long_fitted",
+    "long_list",
     "long_split",
     "long_next_q",
 )

@@ -87,13 +87,25 @@ def test_work_tiles_of_each_size_can_be_divided(build: Build, shape: int) -> Non
     assert complaints(kernel, "b1h1s384d128-fp16-sk2000", Schedule(2, sms=9, resident_blocks=20), calls=2) == []
 
 
-@pytest.mark.parametrize(("rung", "shape"), [("long_causal", 1), ("long_fitted", 2)])
-def test_each_rung_chooses_by_its_own_times(build: Build, rung: str, shape: int) -> None:
+# The times that decide, the problem, and what each rung chooses.
+CHOICES = {"starts": ("b1h1s192d128-fp16-causal", 1, 2), "rates": ("b1h1s896d128-fp16-causal", 1, 0)}
+
+
+@pytest.mark.parametrize("times", CHOICES)
+def test_each_rung_chooses_by_its_own_times(build: Build, times: str) -> None:
     """For this call, the times of long_fitted choose another shape than those of long_causal."""
-    case, schedule = parse_case("b1h1s192d128-fp16-causal-seed0"), Schedule(0, sms=2)
+    shape, *expected = CHOICES[times]
+    case, schedule = parse_case(f"{shape}-seed0"), Schedule(0, sms=2)
     bits = {index: bits_of(build("long_causal", 128, ONLY_SHAPE=index), case, schedule)[0] for index in range(3)}
-    chosen = bits_of(build(rung, 128), case, schedule)[0]
-    assert [index for index in bits if torch.equal(bits[index], chosen)] == [shape]
+    chosen = [bits_of(build(rung, 128), case, schedule)[0] for rung in ("long_causal", "long_fitted")]
+    assert [[index for index in bits if torch.equal(bits[index], out)] for out in chosen] == [
+        [index] for index in expected
+    ]
+
+
+def test_work_tiles_are_dealt_to_more_blocks_than_a_list_has(build: Build) -> None:
+    """The result is right on a GPU with more SMs than the lists of long_list have blocks."""
+    assert complaints(build("long_list", 64, ONLY_SHAPE=0), "b1h70s130d64-fp16-causal", Schedule(1, sms=133)) == []
 
 
 def test_divided_work_tiles_always_have_the_same_bits(build: Build) -> None:

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <memory>
 #include <queue>
 #include <utility>
@@ -12,12 +13,14 @@
 
 #include "fa/remembered.h"
 #include "fa/schedule.cuh"
+#include "fa/shape_choice.h"
 #include "fa/tile_params.cuh"
 
 namespace fa {
 
-// The numbers of the work tiles of each block.  It is a kernel parameter, of which there may be 4 KB.
+// The numbers of the work tiles of each block.  It is a kernel parameter.
 struct ListedTiles {
+  // With more work tiles, each block has over twelve, and differences in length even out.
   static constexpr int MOST_BLOCKS = 132, MOST_TILES = 1600;
   uint16_t first[MOST_BLOCKS + 1];  // where in `numbers` those of a block begin; they end where those of the next one begin
   uint16_t numbers[MOST_TILES];
@@ -31,14 +34,6 @@ struct ListedTiles {
   __device__ __forceinline__ KeyTiles key_tiles(const WorkTile& work, int) const { return {0, work.key_tiles}; }
 };
 
-// Whether the work tiles of a call differ in length, so that a list gains time, and fit in one.
-template <typename SHAPE>
-bool has_list(const FaForwardArgs* args, const TileParams& params) {
-  const int blocks = max_blocks<SHAPE>();
-  return SHAPE::BLOCKS_PER_SM == 1 && args->causal != FA_CAUSAL_NONE && blocks <= ListedTiles::MOST_BLOCKS &&
-         params.work_tiles > blocks && params.work_tiles <= ListedTiles::MOST_TILES;
-}
-
 // Lists the work tiles [0, tiles) for blocks, in the order of their numbers.  us_of(number) is the time of one.  Returns the time of
 // the block with the most work.
 template <typename UsOf>
@@ -50,10 +45,11 @@ double list_tiles(int tiles, int blocks, UsOf us_of, ListedTiles* listed) {
   double max_us = 0.0;
   for (int number = 0; number < tiles; ++number) {
     const auto [us, block] = loads.top();
+    const double end_us = us + us_of(number);
     loads.pop();
+    loads.push({end_us, block});
     numbers[block].push_back(static_cast<uint16_t>(number));
-    max_us = std::max(max_us, us + us_of(number));
-    loads.push({us + us_of(number), block});
+    max_us = std::max(max_us, end_us);
   }
   *listed = {};
   int place = 0;
@@ -64,18 +60,37 @@ double list_tiles(int tiles, int blocks, UsOf us_of, ListedTiles* listed) {
   return max_us;
 }
 
-// The list of a call.  It is remembered, because making one takes up to 100 us.
+// How the blocks get the work tiles of a call: by a list, or dealt if there is none.
+struct TilePlan {
+  double us;  // of the SM with the most work
+  std::shared_ptr<const ListedTiles> listed;
+};
+
+// Plans the work tiles of a call.  A list is made where a causal mask makes them differ in length, and kept where it takes less time
+// than dealing.
 template <typename SHAPE, typename UsOf>
-const ListedTiles& remembered_list(const TileParams& params, UsOf us_of) {
-  using Problem = std::array<int, 7>;
-  thread_local Remembered<Problem, std::shared_ptr<const ListedTiles>> remembered;
-  const Problem problem = {params.m_blocks, params.batch_heads,   params.section_heads, params.seq_q,
-                           params.seq_k,    params.first_diagonal, max_blocks<SHAPE>()};
-  if (const auto* known = remembered.find(problem)) return **known;
+TilePlan make_plan(const TileParams& params, UsOf us_of) {
+  const int blocks = max_blocks<SHAPE>();
+  const TilePlan dealt = {busiest_sm_us<SHAPE>(params, params.work_tiles, us_of), nullptr};
+  const bool differ = params.m_blocks > 1 && params.first_diagonal < params.seq_k;
+  const bool fit = blocks <= ListedTiles::MOST_BLOCKS && params.work_tiles <= ListedTiles::MOST_TILES;
+  if (SHAPE::BLOCKS_PER_SM > 1 || !differ || !fit || params.work_tiles <= blocks) return dealt;
   auto listed = std::make_shared<ListedTiles>();
-  list_tiles(params.work_tiles, max_blocks<SHAPE>(), us_of, listed.get());
-  remembered.keep(problem, listed);
-  return *listed;
+  const double us = list_tiles(params.work_tiles, blocks, us_of, listed.get());
+  return us < dealt.us ? TilePlan{us, listed} : dealt;
+}
+
+// The plan of a call.  It is remembered, because making one takes longer than a launch.
+template <typename SHAPE, typename UsOf>
+TilePlan remembered_plan(const TileParams& params, UsOf us_of) {
+  using Problem = std::array<int, 7>;
+  thread_local Remembered<Problem, TilePlan> remembered;
+  const Problem problem = {params.m_blocks, params.batch_heads,    params.section_heads, params.seq_q,
+                           params.seq_k,    params.first_diagonal, max_blocks<SHAPE>()};
+  if (const TilePlan* known = remembered.find(problem)) return *known;
+  const TilePlan plan = make_plan<SHAPE>(params, us_of);
+  remembered.keep(problem, plan);
+  return plan;
 }
 
 }  // namespace fa
