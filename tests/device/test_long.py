@@ -29,6 +29,7 @@ RUNGS = (
     "long_list",
     "long_split",
     "long_next_q",
+    "long_tail",
 )
 # The number of warpgroups is the one that long_shapes chooses on a GPU with 132 SMs.
 SHAPES = (

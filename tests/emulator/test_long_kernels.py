@@ -30,6 +30,7 @@ RUNGS = (
     "long_list",
     "long_split",
     "long_next_q",
+    "long_tail",
 )
 # Shapes, and the number of SMs.
 SHAPES = (
@@ -70,19 +71,21 @@ def test_as_many_work_tiles_as_multiprocessors(build: Build, rung: str, work_til
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("rung", ["long_next_q", "long_tail"])
 @pytest.mark.parametrize(("shape", "sms"), SPLIT)
-def test_divided_work_tiles_are_merged(build: Build, shape: str, sms: int, order: str) -> None:
+def test_divided_work_tiles_are_merged(build: Build, rung: str, shape: str, sms: int, order: str) -> None:
     """The parts of a work tile give the right output, in the first call and in later ones with the same workspace."""
-    kernel = build("long_next_q")
+    kernel = build(rung)
     assert kernel.workspace_bytes(parse_case(f"{shape}-seed0"), sms) > 0
     assert complaints(kernel, shape, Schedule(1, sms, ORDERS[order], resident_blocks=20), calls=3) == []
     assert marks_left(kernel) == 0  # the next call would merge the parts of this one
 
 
+@pytest.mark.parametrize("rung", ["long_next_q", "long_tail"])
 @pytest.mark.parametrize("shape", [0, 1, 2])
-def test_work_tiles_of_each_size_can_be_divided(build: Build, shape: int) -> None:
+def test_work_tiles_of_each_size_can_be_divided(build: Build, rung: str, shape: int) -> None:
     """The result is right with two, three and one warpgroups per work tile."""
-    kernel = build("long_next_q", 128, ONLY_SHAPE=shape)
+    kernel = build(rung, 128, ONLY_SHAPE=shape)
     assert kernel.workspace_bytes(parse_case("b1h1s384d128-fp16-sk2000-seed0"), 9) > 0
     assert complaints(kernel, "b1h1s384d128-fp16-sk2000", Schedule(2, sms=9, resident_blocks=20), calls=2) == []
 

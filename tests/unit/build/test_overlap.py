@@ -1,4 +1,4 @@
-"""The machine code of kernels for long sequences has the order that the overlap needs: exponentials before P V ends."""
+"""The machine code of kernels for long sequences: the order that the overlap needs, and where addresses are kept."""
 
 from __future__ import annotations
 
@@ -28,17 +28,31 @@ STEP = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1 ;(?P<softmax>.*?)WARPGROUP\.
 SHAPE = re.compile(r"ShapeILi(?P<head_dim>\d+)ELi(?P<groups>\d+)ELi(?P<keys>\d+)E")  # in a mangled name
 
 
-@pytest.fixture(scope="module", params=["long_overlap", "long_next_q", "fp8_tiles", "fp8_max", "fp8_keys", "fp8_split"])
+# From the end of P V of a step to the start of the products of the next one.
+START = re.compile(
+    r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0 ;((?:(?!WARPGROUP\.DEPBAR).)*)WARPGROUP\.DEPBAR\.LE gsb0, 0x1 ;", re.DOTALL
+)
+MOST_MOVES = 4  # from a register per lane to a uniform one, in a step
+
+RUNGS = ("long_overlap", "long_next_q", "long_tail", "fp8_tiles", "fp8_max", "fp8_keys", "fp8_split")
+
+
+@pytest.fixture(scope="module", params=RUNGS)
 def listings(
     request: pytest.FixtureRequest, shared_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
     """The machine code of each kernel of a variant, by its mangled name."""
-    variant = discover((KERNELS,)).variants[request.param]
-    build = ensure([(variant, "sm_90a")], shared_cache).outcomes[(variant.name, "sm_90a")]
+    functions = _kernels_of(request.param, shared_cache, tmp_path_factory.mktemp("cubins"))
+    return {name: text for name, text in functions.items() if not _is_out_of_order(request.param, name)}
+
+
+def _kernels_of(rung: str, cache: Path, folder: Path) -> dict[str, str]:
+    variant = discover((KERNELS,)).variants[rung]
+    build = ensure([(variant, "sm_90a")], cache).outcomes[(variant.name, "sm_90a")]
     assert isinstance(build, Build), build
-    functions = functions_of(shared_cache / build.library, tmp_path_factory.mktemp("cubins"))
-    in_order = (name for name in functions if "transpose_v" not in name and not _is_out_of_order(request.param, name))
-    return {name: functions[name] for name in in_order}
+    return {
+        name: text for name, text in functions_of(cache / build.library, folder).items() if "transpose_v" not in name
+    }
 
 
 def _is_out_of_order(rung: str, name: str) -> bool:
@@ -62,3 +76,26 @@ def test_exponentials_stand_before_the_wait_for_pv(listings: dict[str, str]) -> 
         exponentials = exponentials[WITHOUT_MASK.search(name) is not None :]
         keys = int(SHAPE.search(name)["keys"])  # type: ignore[index]  # it matched
         assert min(exponentials) >= MIN_SHARE * keys / 2, (name, exponentials)  # 64 rows x keys / 128 threads
+
+
+def _moves_of(rung: str, cache: Path, folder: Path) -> dict[str, int]:
+    """The R2UR at the start of a step, the most of each kernel."""
+    listings = _kernels_of(rung, cache, folder)
+    return {name: max(text.count("R2UR") for text in START.findall(listing)) for name, listing in listings.items()}
+
+
+@pytest.mark.nightly
+@pytest.mark.needs_nvcc
+@pytest.mark.parametrize("rung", ["long_list", "long_ragged", "long_tail"])
+def test_the_addresses_of_key_tiles_are_in_uniform_registers(rung: str, shared_cache: Path, tmp_path: Path) -> None:
+    """Else each wgmma needs a move, and a step has up to a sixth more instructions."""
+    moves = _moves_of(rung, shared_cache, tmp_path)
+    assert max(moves.values()) <= MOST_MOVES, moves
+
+
+@pytest.mark.nightly
+@pytest.mark.needs_nvcc
+def test_with_the_merge_in_the_loop_they_are_not(shared_cache: Path, tmp_path: Path) -> None:
+    """This is why the merge of long_tail stands behind the loop; if it changes, long_tail gains nothing."""
+    moves = _moves_of("long_split", shared_cache, tmp_path)
+    assert all((count > MOST_MOVES) == ("Divided" in name) for name, count in moves.items()), moves
