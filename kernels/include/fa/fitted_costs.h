@@ -7,7 +7,7 @@
 namespace fa {
 
 // As Costs.  At D = 128, the rates are those of key tiles alone, and starting and finishing a work tile is counted by shape.  Fitted
-// to 17 problems of 512 to 16384 keys, with and without a causal mask, on three cards.
+// to 19 problems of 512 to 16384 keys, with and without a causal mask, on three cards.
 template <typename SHAPE>
 struct FittedCosts : Costs<SHAPE> {};
 
