@@ -21,6 +21,7 @@
 #include "fa/schedule.cuh"
 #include "fa/shape.cuh"
 #include "fa/shape_choice.h"
+#include "fa/tile_params.cuh"
 #include "fa/tile_store.cuh"
 #include "fa/warpgroup.cuh"
 

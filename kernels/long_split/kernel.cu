@@ -287,8 +287,11 @@ __device__ __forceinline__ void compute(
     }
 
     if constexpr (SHAPE::HAS_SPLIT) {
-      if (MERGES_BEHIND_LOOP && deal.is_split(round)) break;  // this block has no other work tile
-      if (deal.is_split(round) && !merge_parts<SHAPE>(deal, group, o, softmax, smem.all_are_stored)) continue;
+      if constexpr (MERGES_BEHIND_LOOP) {
+        if (deal.is_split(round)) break;  // this block has no other work tile
+      } else {
+        if (deal.is_split(round) && !merge_parts<SHAPE>(deal, group, o, softmax, smem.all_are_stored)) continue;
+      }
     }
     finish(work);
   }

@@ -44,6 +44,7 @@ SHAPES = (
     "b1h2s513d128-bf16-causal",
     "b3h17s640d128-fp16-causal_br-sk900",
     "b4h16s1100d128-fp16-causal",  # three warpgroups
+    "b4h16s2048d128-fp16-causal",  # three warpgroups; long_list lists the work tiles
     "b1h8s1000d128-bf16-sk8192",  # long_split divides the keys of work tiles
     "b1h8s4000d128-fp16",  # the same, after a complete round
 )

@@ -106,6 +106,7 @@ class Emulated:
         self.workspace = torch.empty(0, dtype=torch.uint8)  # of the latest call
         self._library = ctypes.CDLL(str(emulator.link(variant, folder)))
         self._library.emulator_error.restype = ctypes.c_char_p
+        self._library.emulator_launched.restype = ctypes.c_char_p
         self._library.emulator_set.argtypes = (ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_double)
 
     def __call__(  # what one call of a kernel needs
@@ -165,6 +166,10 @@ class Emulated:
         args: ForwardArgs = forward_args(case, *[WORKSPACE_ALIGNMENT] * 4)
         size: int = self._library.fa_workspace_bytes(ctypes.byref(args))
         return size
+
+    def took(self, parameter: str) -> bool:
+        """Whether the kernel that was launched last has a parameter of this type."""
+        return parameter in self._library.emulator_launched().decode()
 
     def _set(self, schedule: Schedule, number: int) -> None:
         seed = 1000 * schedule.seed + number

@@ -523,6 +523,7 @@ void emulator_set(uint64_t seed, int sms, int resident_blocks, double early) {
   emulator::random_bits().seed(seed);
 }
 const char* emulator_error() { return emulator::settings().error.c_str(); }
+const char* emulator_launched() { return emulator::settings().launched.c_str(); }
 
 // The number of the device is its number of SMs, because launchers keep what they know of a device.
 cudaError_t cudaGetDevice(int* device) { return *device = emulator::settings().sms, cudaSuccess; }

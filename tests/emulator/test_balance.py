@@ -1,4 +1,4 @@
-"""The work tiles of a masked call, as they are dealt to the blocks, compiled for the CPU."""
+"""The work tiles of a masked call, as they are dealt to the blocks or listed for them, compiled for the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// The times of a shape that long_fitted compares.
+// The times of a shape that are compared from long_fitted on.
 #pragma once
 
 #include "fa/shape.cuh"

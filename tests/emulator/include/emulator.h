@@ -126,6 +126,7 @@ struct Settings {
   int sms = 2, resident_blocks = 8;
   double early = 0.5;  // the probability that a copy or a wgmma is executed as soon as it may be
   std::string error;
+  std::string launched;  // the types of the parameters of the latest kernel
 };
 
 Settings& settings();
@@ -221,6 +222,7 @@ inline int& next_cluster_size() {
 
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 size, dim3 block_size, size_t, cudaStream_t, const Arguments&... arguments) {
+  settings().launched = __PRETTY_FUNCTION__;
   Grid all;
   all.size = size;
   all.block_size = block_size;

@@ -28,7 +28,7 @@ STEP = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1 ;(?P<softmax>.*?)WARPGROUP\.
 SHAPE = re.compile(r"ShapeILi(?P<head_dim>\d+)ELi(?P<groups>\d+)ELi(?P<keys>\d+)E")  # in a mangled name
 
 
-# From the end of P V of a step to the start of the products of the next one.
+# From a wait for all products to the next wait for S: the start of both products of a step stands there.
 START = re.compile(
     r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0 ;((?:(?!WARPGROUP\.DEPBAR).)*)WARPGROUP\.DEPBAR\.LE gsb0, 0x1 ;", re.DOTALL
 )
@@ -88,7 +88,7 @@ def _moves_of(rung: str, cache: Path, folder: Path) -> dict[str, int]:
 @pytest.mark.needs_nvcc
 @pytest.mark.parametrize("rung", ["long_list", "long_ragged", "long_tail"])
 def test_the_addresses_of_key_tiles_are_in_uniform_registers(rung: str, shared_cache: Path, tmp_path: Path) -> None:
-    """Else each wgmma needs a move, and a step has up to a sixth more instructions."""
+    """Else each wgmma needs a move, and a step has over a sixth more instructions."""
     moves = _moves_of(rung, shared_cache, tmp_path)
     assert max(moves.values()) <= MOST_MOVES, moves
 
@@ -98,4 +98,5 @@ def test_the_addresses_of_key_tiles_are_in_uniform_registers(rung: str, shared_c
 def test_with_the_merge_in_the_loop_they_are_not(shared_cache: Path, tmp_path: Path) -> None:
     """This is why the merge of long_tail stands behind the loop; if it changes, long_tail gains nothing."""
     moves = _moves_of("long_split", shared_cache, tmp_path)
+    assert moves
     assert all((count > MOST_MOVES) == ("Divided" in name) for name, count in moves.items()), moves
