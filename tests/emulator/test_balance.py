@@ -73,16 +73,16 @@ int main() {
   const auto tiles_of = [&](int number) { return fa::make_work_tile<Shape>(params, number).key_tiles; };
   static fa::ListedTiles listed;
   const double estimated = fa::list_tiles(params.work_tiles, blocks, tiles_of, &listed);
-  std::vector<int> times(params.work_tiles);
+  std::vector<int> counts(params.work_tiles);
   int most = 0, all = 0;
   for (int block = 0; block < blocks; ++block) {
     int own = 0;
     for (int place = listed.first[block]; place < listed.first[block + 1]; ++place) {
-      ++times.at(listed.numbers[place]), own += tiles_of(listed.numbers[place]);
+      ++counts.at(listed.numbers[place]), own += tiles_of(listed.numbers[place]);
     }
     most = own > most ? own : most, all += own;
   }
-  const int wrong = std::count_if(times.begin(), times.end(), [](int count) { return count != 1; });
+  const int wrong = std::count_if(counts.begin(), counts.end(), [](int count) { return count != 1; });
   std::printf("%d %d %d\n", most * 100 / (all / blocks), wrong, most == estimated);
 }
 """

@@ -90,7 +90,7 @@ def test_work_tiles_of_each_size_can_be_divided(build: Build, rung: str, shape: 
     assert complaints(kernel, "b1h1s384d128-fp16-sk2000", Schedule(2, sms=9, resident_blocks=20), calls=2) == []
 
 
-# The times that decide, the problem, and what each rung chooses.
+# By what decides: the problem, and the index of the shape that long_causal and long_fitted choose.
 CHOICES = {"starts": ("b1h1s192d128-fp16-causal", 1, 2), "rates": ("b1h1s896d128-fp16-causal", 1, 0)}
 
 

@@ -1,4 +1,4 @@
-// The times of a shape that are compared from long_fitted on.
+// The times by which long_fitted and long_list choose a shape.
 #pragma once
 
 #include "fa/shape.cuh"

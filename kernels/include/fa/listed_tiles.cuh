@@ -22,9 +22,9 @@ namespace fa {
 // The numbers of the work tiles of each block.  It is a kernel parameter.
 struct ListedTiles {
   // With more work tiles, each of 132 blocks has over twelve, and differences in length even out.
-  static constexpr int MOST_BLOCKS = 132, MOST_TILES = 1600;
-  uint16_t first[MOST_BLOCKS + 1];  // where in `numbers` those of a block begin; they end where those of the next one begin
-  uint16_t numbers[MOST_TILES];
+  static constexpr int MAX_BLOCKS = 132, MAX_TILES = 1600;
+  uint16_t first[MAX_BLOCKS + 1];  // where in `numbers` those of a block begin; they end where those of the next one begin
+  uint16_t numbers[MAX_TILES];
 
   // Returns the number of the work tile of a round, or a larger one than any if there is none.
   __device__ __forceinline__ int number(int round) const {
@@ -68,14 +68,14 @@ struct TilePlan {
 };
 
 // Plans the work tiles of a call.  A list is made where a causal mask makes them differ in length, and kept where it takes less time
-// than dealing.  In over 16 rounds, which 1600 work tiles have on fewer than 100 SMs, `us` of dealing is a mean: no list is kept.
+// than dealing.  With has_many_rounds, the time of dealing is a mean, and no list is kept.
 template <typename SHAPE, typename UsOf>
 TilePlan make_plan(const TileParams& params, UsOf us_of) {
   const int blocks = max_blocks<SHAPE>();
   const TilePlan dealt = {busiest_sm_us<SHAPE>(params, params.work_tiles, us_of), nullptr};
-  const bool differ = params.m_blocks > 1 && params.first_diagonal < params.seq_k;
-  const bool fit = blocks <= ListedTiles::MOST_BLOCKS && params.work_tiles <= ListedTiles::MOST_TILES;
-  if (SHAPE::BLOCKS_PER_SM > 1 || !differ || !fit || params.work_tiles <= blocks) return dealt;
+  const bool lengths_differ = params.m_blocks > 1 && params.first_diagonal < params.seq_k;
+  const bool fits_list = blocks <= ListedTiles::MAX_BLOCKS && params.work_tiles <= ListedTiles::MAX_TILES;
+  if (SHAPE::BLOCKS_PER_SM > 1 || !lengths_differ || !fits_list || params.work_tiles <= blocks) return dealt;
   auto listed = std::make_shared<ListedTiles>();
   const double us = list_tiles(params.work_tiles, blocks, us_of, listed.get());
   return us < dealt.us ? TilePlan{us, listed} : dealt;

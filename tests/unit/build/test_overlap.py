@@ -32,7 +32,7 @@ SHAPE = re.compile(r"ShapeILi(?P<head_dim>\d+)ELi(?P<groups>\d+)ELi(?P<keys>\d+)
 START = re.compile(
     r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0 ;((?:(?!WARPGROUP\.DEPBAR).)*)WARPGROUP\.DEPBAR\.LE gsb0, 0x1 ;", re.DOTALL
 )
-MOST_MOVES = 4  # from a register per lane to a uniform one, in a step
+MAX_MOVES = 4  # from a register per lane to a uniform one, in a step
 
 RUNGS = ("long_overlap", "long_next_q", "long_tail", "fp8_tiles", "fp8_max", "fp8_keys", "fp8_split")
 
@@ -90,13 +90,13 @@ def _moves_of(rung: str, cache: Path, folder: Path) -> dict[str, int]:
 def test_the_addresses_of_key_tiles_are_in_uniform_registers(rung: str, shared_cache: Path, tmp_path: Path) -> None:
     """Else each wgmma needs a move, and a step has over a sixth more instructions."""
     moves = _moves_of(rung, shared_cache, tmp_path)
-    assert max(moves.values()) <= MOST_MOVES, moves
+    assert max(moves.values()) <= MAX_MOVES, moves
 
 
 @pytest.mark.nightly
 @pytest.mark.needs_nvcc
-def test_with_the_merge_in_the_loop_they_are_not(shared_cache: Path, tmp_path: Path) -> None:
+def test_a_merge_in_the_loop_keeps_them_from_uniform_registers(shared_cache: Path, tmp_path: Path) -> None:
     """This is why the merge of long_tail stands behind the loop; if it changes, long_tail gains nothing."""
     moves = _moves_of("long_split", shared_cache, tmp_path)
     assert moves
-    assert all((count > MOST_MOVES) == ("Divided" in name) for name, count in moves.items()), moves
+    assert all((count > MAX_MOVES) == ("Divided" in name) for name, count in moves.items()), moves
