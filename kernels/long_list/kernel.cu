@@ -21,29 +21,87 @@
 #include "fa/schedule.cuh"
 #include "fa/shape.cuh"
 #include "fa/shape_choice.h"
+#include "fa/split_tiles.cuh"
 #include "fa/tile_params.cuh"
 #include "fa/tile_store.cuh"
 #include "fa/warpgroup.cuh"
 
-using fa::BOX_COLUMNS, fa::GROUP_M, fa::GROUP_THREADS, fa::MMA_M, fa::QUAD, fa::WARP;
+using fa::BOX_COLUMNS, fa::GROUP_M, fa::GROUP_THREADS, fa::LANE_ROWS, fa::MMA_M, fa::QUAD, fa::WARP;
 
 // The barriers of this kernel and what each guarantees.
 enum Barrier {
   NONE,
-  Q_FULL,    // TMA has written Q
-  K_FULL,    // TMA has written a tile of K
-  V_FULL,    // TMA has written a tile of V
-  Q_EMPTY,   // all warpgroups have read Q
-  K_EMPTY,   // all warpgroups have read the tile of K
-  V_EMPTY,   // all warpgroups have read the tile of V
-  O_WRITTEN  // all threads of the warpgroup have written O to shared memory
+  Q_FULL,      // TMA has written Q
+  K_FULL,      // TMA has written a tile of K
+  V_FULL,      // TMA has written a tile of V
+  Q_EMPTY,     // all warpgroups have read Q
+  K_EMPTY,     // all warpgroups have read the tile of K
+  V_EMPTY,     // all warpgroups have read the tile of V
+  O_WRITTEN,   // all threads of the warpgroup have written O to shared memory
+  PART_STORED  // all threads of the warpgroup have stored their partial result in the workspace
 };
 
 constexpr int STAGES = 2;  // key tiles in flight
 constexpr int FIRST_TURN_BARRIER = 1, FIRST_GROUP_BARRIER = 8;  // named barriers, one per computing warpgroup
 
+// Whether the work tiles of an incomplete last round may be divided by their keys.  At D = 64, ptxas would move the exponentials.
+template <typename SHAPE>
+constexpr bool MAY_DIVIDE = DIVIDES_LAST_ROUND && SHAPE::HEAD_DIM == 128;
+template <typename DEAL>
+constexpr bool HAS_PARTS = std::is_same_v<DEAL, fa::SplitTiles>;
+
 template <typename T, typename SHAPE>
-using Smem = fa::RingSmem<T, SHAPE, STAGES>;
+struct SplitSmem : fa::RingSmem<T, SHAPE, STAGES> {
+  int all_are_stored[SHAPE::GROUPS];
+};
+template <typename T, typename SHAPE>
+using Smem = std::conditional_t<MAY_DIVIDE<SHAPE>, SplitSmem<T, SHAPE>, fa::RingSmem<T, SHAPE, STAGES>>;
+
+// A part in the workspace: O of each thread, then m (in log2) and l of its rows.
+template <typename SHAPE>
+constexpr int PART_VECTORS = (SHAPE::O_TILES + 1) * GROUP_THREADS;
+
+// Stores a warpgroup's part of a work tile, and merges all parts if they are stored.  Returns whether they are.
+template <typename SHAPE>
+__device__ __forceinline__ bool merge_parts(const fa::SplitTiles& split, int group, float (&o)[SHAPE::O_TILES][4],
+                                            fa::IntegerSoftmax& softmax, int* all_are_stored_smem) {
+  const int thread = threadIdx.x % GROUP_THREADS;
+  const int first_part = split.first_part(group, SHAPE::GROUPS), own_part = split.own_part(group, SHAPE::GROUPS);
+  float4* own = split.results + int64_t(own_part) * PART_VECTORS<SHAPE> + thread;
+  if (thread >= WARP && own_part == first_part) fa::delay_if_omitted<PART_STORED>();
+#pragma unroll
+  for (int d = 0; d < SHAPE::O_TILES; ++d) __stcg(own + d * GROUP_THREADS, make_float4(o[d][0], o[d][1], o[d][2], o[d][3]));
+  __stcg(own + SHAPE::O_TILES * GROUP_THREADS, make_float4(softmax.m_log2[0], softmax.m_log2[1], softmax.l[0], softmax.l[1]));
+  const int named_barrier = FIRST_GROUP_BARRIER + group;
+  if (!fa::all_parts_are_stored<PART_STORED>(split, first_part, own_part, named_barrier, all_are_stored_smem)) return false;
+#pragma unroll
+  for (int d = 0; d < SHAPE::O_TILES; ++d) o[d][0] = o[d][1] = o[d][2] = o[d][3] = 0.0f;
+  softmax = fa::IntegerSoftmax();
+  const float4* part_gmem = split.results + int64_t(first_part) * PART_VECTORS<SHAPE> + thread;
+#pragma unroll 1
+  for (int part = 0; part < split.parts; ++part, part_gmem += PART_VECTORS<SHAPE>) {
+    const float4 m_and_l = __ldcg(part_gmem + SHAPE::O_TILES * GROUP_THREADS);
+    float rescale_part[LANE_ROWS];
+#pragma unroll
+    for (int r = 0; r < LANE_ROWS; ++r) {
+      const float m_part_log2 = r == 0 ? m_and_l.x : m_and_l.y, l_part = r == 0 ? m_and_l.z : m_and_l.w;
+      const float m_new_log2 = fmaxf(softmax.m_log2[r], m_part_log2);
+      softmax.rescale[r] = fa::ex2_approx_ftz(softmax.m_log2[r] - m_new_log2);
+      rescale_part[r] = fa::ex2_approx_ftz(m_part_log2 - m_new_log2);
+      softmax.m_log2[r] = m_new_log2;
+      softmax.l[r] = softmax.l[r] * softmax.rescale[r] + l_part * rescale_part[r];
+    }
+#pragma unroll
+    for (int d = 0; d < SHAPE::O_TILES; ++d) {
+      const float4 o_part = __ldcg(part_gmem + d * GROUP_THREADS);
+      o[d][0] = o[d][0] * softmax.rescale[0] + o_part.x * rescale_part[0];
+      o[d][1] = o[d][1] * softmax.rescale[0] + o_part.y * rescale_part[0];
+      o[d][2] = o[d][2] * softmax.rescale[1] + o_part.z * rescale_part[1];
+      o[d][3] = o[d][3] * softmax.rescale[1] + o_part.w * rescale_part[1];
+    }
+  }
+  return true;
+}
 
 // Releases a tile of K and of V that this warpgroup does not read.
 template <typename T, typename SHAPE>
@@ -81,18 +139,30 @@ __device__ __forceinline__ void compute(
   };
   if (HAS_TURNS && group == 0) fa::barrier_arrive<2 * GROUP_THREADS>(own_turn);  // the first turn
 
+  float o[SHAPE::O_TILES][4];
+  fa::IntegerSoftmax softmax;
+  auto finish = [&](const fa::WorkTile& work) {
+    const fa::Head head = fa::make_head(params, work.batch_head);
+    fa::normalise(o, softmax, params, head, work.first_query + group * GROUP_M + lane_row, lane);
+    fa::store_o<O_WRITTEN, SHAPE::O_TILES>(smem.o[group], o, o_map, params, head, work.first_query, group,
+                                           FIRST_GROUP_BARRIER + group, thread_in_group, lane);
+  };
+  int number;
 #pragma unroll 1
-  for (int round = 0, number; (number = deal.number(round)) < params.work_tiles; ++round) {
+  for (int round = 0; (number = deal.number(round)) < params.work_tiles; ++round) {
     const fa::WorkTile work = fa::make_work_tile<SHAPE>(params, number);
+    const fa::KeyTiles keys = deal.key_tiles(work, round);
     const int query = work.first_query + group * GROUP_M + lane_row;
-    float o[SHAPE::O_TILES][4] = {};
-    fa::IntegerSoftmax softmax;
+#pragma unroll
+    for (int d = 0; d < SHAPE::O_TILES; ++d) o[d][0] = o[d][1] = o[d][2] = o[d][3] = 0.0f;
+    softmax = fa::IntegerSoftmax();
     if (work.key_tiles > 0) {
       // The tiles from first_masked on contain keys that some query of the warpgroup does not see.  The last tile is the first to
       // be computed, so that masked tiles come first and the main loop has no mask.
+      const int first_key = keys.first * BLOCK_N;
       const int first_diagonal = params.first_diagonal + work.first_query + group * GROUP_M;
-      const int first_masked = params.is_negated ? 0 : max(0, min(params.seq_k, first_diagonal)) / BLOCK_N;
-      int j = work.key_tiles - 1;
+      const int first_masked = params.is_negated ? 0 : max(0, min(params.seq_k, first_diagonal) - first_key) / BLOCK_N;
+      int j = keys.end - keys.first - 1;
       uint32_t p[SHAPE::P_TILES][4];
       fa::wait<Q_FULL>(&smem.q_full, q_phase);
       q_phase ^= 1;
@@ -103,7 +173,7 @@ __device__ __forceinline__ void compute(
       for (; j >= group_tiles; --j) {
         take_turn();
         pass_turn();
-        release_unread(smem, ring, lane);
+        release_unread<T, SHAPE>(smem, ring, lane);
         ring.advance();
       }
 
@@ -114,7 +184,7 @@ __device__ __forceinline__ void compute(
         fa::start_qk<T, HEAD_DIM>(s, q, first_k + ring.stage * STAGE_STEP);
         fa::wgmma_wait_group<0>(s);
         fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
-        fa::mask(s, params, query, j * BLOCK_N, lane);
+        fa::mask(s, params, query, first_key + j * BLOCK_N, lane);
         softmax.raise_m(s, params.scale_log2, params.inverse_scale_log2);
         softmax.exponentials(s, params.scale_log2);
         fa::round_p<T>(p, s);
@@ -122,6 +192,12 @@ __device__ __forceinline__ void compute(
         if (j > 0) fa::wait<K_FULL>(&smem.k_full[next.stage], next.phase);
         --j;
       }
+
+      // Releases Q when S of the last key tile is complete, so that TMA loads the next Q during the softmax and the last P V.
+      // Where the last key tile is masked, ptxas would move the exponentials, and Q is released after the softmax.
+      auto release_q_early = [&](bool is_read) {
+        if (RELEASES_Q_EARLY && is_read) fa::release<Q_EMPTY>(&smem.q_empty);
+      };
 
       // S of this key tile, with P V of the previous one, and then the softmax of this one during P V.
       auto step = [&](auto is_masked) {
@@ -135,7 +211,8 @@ __device__ __forceinline__ void compute(
         pass_turn();
         fa::wgmma_wait_group<1>(s);
         fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
-        if (decltype(is_masked)::value) fa::mask(s, params, query, j * BLOCK_N, lane);
+        if (!decltype(is_masked)::value) release_q_early(j == 0);
+        if (decltype(is_masked)::value) fa::mask(s, params, query, first_key + j * BLOCK_N, lane);
         const bool is_raised = softmax.raise_m_if_needed(s, params.scale_log2, params.inverse_scale_log2);
         softmax.exponentials(s, params.scale_log2);
         // ptxas would move the exponentials below the wait for P V, but not across the loop of this wait.
@@ -148,9 +225,10 @@ __device__ __forceinline__ void compute(
       };
 #pragma unroll 1
       for (; j >= first_masked; --j) step(std::true_type());
+      release_q_early(j < 0);
 #pragma unroll 1
       for (; j >= 0; --j) step(std::false_type());
-      fa::release<Q_EMPTY>(&smem.q_empty);
+      if (!RELEASES_Q_EARLY) fa::release<Q_EMPTY>(&smem.q_empty);
 
       // P V of the first key tile.
       fa::wait<V_FULL>(&smem.v_full[ring.stage], ring.phase);
@@ -160,10 +238,16 @@ __device__ __forceinline__ void compute(
       ring.advance();
     }
 
-    const fa::Head head = fa::make_head(params, work.batch_head);
-    fa::normalise(o, softmax, params, head, query, lane);
-    fa::store_o<O_WRITTEN, SHAPE::O_TILES>(smem.o[group], o, o_map, params, head, work.first_query, group,
-                                           FIRST_GROUP_BARRIER + group, thread_in_group, lane);
+    if constexpr (HAS_PARTS<DEAL>) {
+      // This block has no other work tile.  With the merge in the loop, ptxas would keep the addresses of key tiles per lane.
+      if (deal.is_split(round)) break;
+    }
+    finish(work);
+  }
+  if constexpr (HAS_PARTS<DEAL>) {
+    if (number < params.work_tiles && merge_parts<SHAPE>(deal, group, o, softmax, &smem.all_are_stored[group])) {
+      finish(fa::make_work_tile<SHAPE>(params, number));
+    }
   }
   if (thread_in_group == 0) fa::cp_async_bulk_wait_group_read();  // before the block's shared memory is given to another one
 }
@@ -185,7 +269,7 @@ long_list_kernel(const __grid_constant__ fa::TileParams params, const __grid_con
     }
   } else {
     fa::setmaxnreg_inc<SHAPE::REGISTERS>();
-    compute(params, o_map, deal, smem, warpgroup - 1);
+    compute<T, SHAPE>(params, o_map, deal, smem, warpgroup - 1);
   }
 }
 
@@ -213,11 +297,61 @@ fa::TilePlan plan_of(const fa::TileParams& params) {
   return fa::remembered_plan<SHAPE>(params, [&](int number) { return work_tile_us<SHAPE>(params, number); });
 }
 
+constexpr double MERGE_US = 6.0;  // to merge the parts of a work tile; calculated
+
+template <typename SHAPE>
+fa::Division division_of(const FaForwardArgs* args, const fa::TileParams& params) {
+  return fa::divide_last_round<SHAPE, fa::FittedCosts<SHAPE>>(args, params, MERGE_US);
+}
+
+// The time of the SM with the most work.
+template <typename SHAPE>
+double shape_us(const FaForwardArgs* args, const fa::TileParams& params) {
+  if constexpr (MAY_DIVIDE<SHAPE>) {
+    const fa::Division division = division_of<SHAPE>(args, params);
+    if (division.tiles > 0 && !fa::has_many_rounds<SHAPE>(params)) {
+      const auto us_of = [&](int number) { return work_tile_us<SHAPE>(params, number); };
+      constexpr double WORK_TILE_US = fa::FittedCosts<SHAPE>::WORK_TILE_US;
+      const double part_us = (us_of(division.first) - WORK_TILE_US) / division.parts + WORK_TILE_US + MERGE_US;
+      return fa::busiest_sm_us<SHAPE>(params, division.first, us_of) + part_us * SHAPE::BLOCKS_PER_SM;
+    }
+  }
+  return plan_of<SHAPE>(params).us;
+}
+
 // Estimates the time of a call.  Returns infinity if the shape refuses the call.
 template <typename SHAPE>
 double estimated_us(const FaForwardArgs* args) {
   fa::TileParams params;
-  return fa::make_tile_params<SHAPE>(args, &params) == FA_OK ? plan_of<SHAPE>(params).us : INFINITY;
+  return fa::make_tile_params<SHAPE>(args, &params) == FA_OK ? shape_us<SHAPE>(args, params) : INFINITY;
+}
+
+// The bytes of the workspace: the results of all parts, then their marks.
+template <typename SHAPE>
+size_t result_bytes(const fa::Division& division) {
+  return size_t(division.tiles) * SHAPE::GROUPS * division.parts * PART_VECTORS<SHAPE> * sizeof(float4);
+}
+
+template <typename SHAPE>
+size_t workspace_bytes(const FaForwardArgs* args) {
+  fa::TileParams params;
+  if (fa::make_tile_params<SHAPE>(args, &params) != FA_OK) return 0;
+  const fa::Division division = division_of<SHAPE>(args, params);
+  return result_bytes<SHAPE>(division) + size_t(division.tiles) * SHAPE::GROUPS * division.parts * sizeof(uint64_t);
+}
+
+// Fills `split` and returns FA_OK, or refuses the call.
+template <typename SHAPE>
+int make_split(const FaForwardArgs* args, const fa::TileParams& params, fa::SplitTiles* split) {
+  const fa::Division division = division_of<SHAPE>(args, params);
+  const size_t bytes = workspace_bytes<SHAPE>(args);
+  if (args->workspace_bytes < bytes || reinterpret_cast<uintptr_t>(args->workspace) % alignof(float4) != 0) {
+    return fa_refuse(args, "the workspace has %llu bytes at %p; it needs %zu bytes, aligned to %zu",
+                     static_cast<unsigned long long>(args->workspace_bytes), args->workspace, bytes, alignof(float4));
+  }
+  char* marks = static_cast<char*>(args->workspace) + result_bytes<SHAPE>(division);
+  *split = {static_cast<float4*>(args->workspace), reinterpret_cast<uint64_t*>(marks), division.first, division.parts};
+  return FA_OK;
 }
 
 template <typename T, typename SHAPE, typename DEAL>
@@ -229,7 +363,7 @@ int launch_kernel(const FaForwardArgs* args, const fa::TileParams& params, const
   static fa::OncePerDevice prepare;
   const auto prepare_once = [&] { return fa::prepare_kernel<SHAPE, smem_bytes>(args, reinterpret_cast<const void*>(kernel)); };
   if (int status = prepare(prepare_once)) return status;
-  const int blocks = std::min(params.work_tiles, fa::max_blocks<SHAPE>());
+  const int blocks = HAS_PARTS<DEAL> ? fa::max_blocks<SHAPE>() : std::min(params.work_tiles, fa::max_blocks<SHAPE>());
   kernel<<<blocks, SHAPE::THREADS, smem_bytes, stream>>>(params, maps.q, maps.k, maps.v, maps.o, deal);
   return static_cast<int>(cudaPeekAtLastError());
 }
@@ -241,6 +375,11 @@ int launch_shape(const FaForwardArgs* args, cudaStream_t stream) {
   if constexpr (SHAPE::BLOCKS_PER_SM == 1) {
     const fa::TilePlan plan = plan_of<SHAPE>(params);
     if (plan.listed) return launch_kernel<T, SHAPE>(args, params, *plan.listed, stream);
+  }
+  if constexpr (MAY_DIVIDE<SHAPE>) {
+    fa::SplitTiles split;
+    if (int status = make_split<SHAPE>(args, params, &split)) return status;
+    if (split.parts > 1) return launch_kernel<T, SHAPE>(args, params, split, stream);
   }
   return launch_kernel<T, SHAPE>(args, params, fa::Dealt(), stream);
 }
@@ -257,6 +396,10 @@ struct Shapes {
     static constexpr int (*LAUNCHES[])(const FaForwardArgs*, cudaStream_t) = {&launch_shape<T, SHAPES>...};
     return LAUNCHES[choose(args)](args, stream);
   }
+  static size_t workspace_bytes_of_call(const FaForwardArgs* args) {
+    static constexpr size_t (*WORKSPACES[])(const FaForwardArgs*) = {&workspace_bytes<SHAPES>...};
+    return WORKSPACES[choose(args)](args);
+  }
 };
 
 using ShapesOf64 = Shapes<fa::Shape<64, 2, 128>, fa::Shape<64, 3, 128>, fa::Shape<64, 4, 64>, fa::Shape<64, 1, 128>>;
@@ -268,3 +411,9 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
 }
 
 FA_FORWARD(launch)
+
+#if DIVIDES_LAST_ROUND
+FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) {
+  return args->head_dim == 128 ? ShapesOf128::workspace_bytes_of_call(args) : 0;
+}
+#endif

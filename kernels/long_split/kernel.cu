@@ -187,23 +187,13 @@ __device__ __forceinline__ void compute(
   };
   if (HAS_TURNS && group == 0) fa::barrier_arrive<2 * GROUP_THREADS>(own_turn);  // the first turn
 
-  float o[SHAPE::O_TILES][4];
-  fa::IntegerSoftmax softmax;
-  auto finish = [&](const fa::WorkTile& work) {
-    const fa::Head head = fa::make_head(params, work.batch_head);
-    fa::normalise(o, softmax, params, head, work.first_query + group * GROUP_M + lane_row, lane);
-    fa::store_o<O_WRITTEN, SHAPE::O_TILES>(smem.o[group], o, o_map, params, head, work.first_query, group,
-                                           FIRST_GROUP_BARRIER + group, thread_in_group, lane);
-  };
-  int number;
 #pragma unroll 1
-  for (int round = 0; (number = deal.number(round)) < params.work_tiles; ++round) {
+  for (int round = 0, number; (number = deal.number(round)) < params.work_tiles; ++round) {
     const fa::WorkTile work = fa::make_work_tile<SHAPE>(params, number);
     const fa::KeyTiles keys = deal.key_tiles(work, round);
     const int query = work.first_query + group * GROUP_M + lane_row;
-#pragma unroll
-    for (int d = 0; d < SHAPE::O_TILES; ++d) o[d][0] = o[d][1] = o[d][2] = o[d][3] = 0.0f;
-    softmax = fa::IntegerSoftmax();
+    float o[SHAPE::O_TILES][4] = {};
+    fa::IntegerSoftmax softmax;
     if (work.key_tiles > 0) {
       // The tiles from first_masked on contain keys that some query of the warpgroup does not see.  The last tile is the first to
       // be computed, so that masked tiles come first and the main loop has no mask.
@@ -287,18 +277,13 @@ __device__ __forceinline__ void compute(
     }
 
     if constexpr (SHAPE::HAS_SPLIT) {
-      if constexpr (MERGES_BEHIND_LOOP) {
-        if (deal.is_split(round)) break;  // this block has no other work tile
-      } else {
-        if (deal.is_split(round) && !merge_parts<SHAPE>(deal, group, o, softmax, smem.all_are_stored)) continue;
-      }
+      if (deal.is_split(round) && !merge_parts<SHAPE>(deal, group, o, softmax, smem.all_are_stored)) continue;
     }
-    finish(work);
-  }
-  if constexpr (SHAPE::HAS_SPLIT && MERGES_BEHIND_LOOP) {
-    if (number < params.work_tiles && merge_parts<SHAPE>(deal, group, o, softmax, smem.all_are_stored)) {
-      finish(fa::make_work_tile<SHAPE>(params, number));
-    }
+
+    const fa::Head head = fa::make_head(params, work.batch_head);
+    fa::normalise(o, softmax, params, head, query, lane);
+    fa::store_o<O_WRITTEN, SHAPE::O_TILES>(smem.o[group], o, o_map, params, head, work.first_query, group,
+                                           FIRST_GROUP_BARRIER + group, thread_in_group, lane);
   }
   if (thread_in_group == 0) fa::cp_async_bulk_wait_group_read();  // before the block's shared memory is given to another one
 }

@@ -31,6 +31,7 @@ RUNGS = (
     "long_split",
     "long_next_q",
     "long_tail",
+    "long_early_q",
 )
 # Shapes, and the number of SMs.
 SHAPES = (
@@ -47,7 +48,7 @@ SHAPES = (
     ("b1h2s200d128-fp16-causal_br-sk217", 2),
 )
 # The keys of the last work tiles are divided here, into 8, 2 and 3 parts.
-SPLIT = (("b1h3s400d128-fp16-sk1100", 8), ("b1h1s384d128-fp16-sk2000", 5), ("b1h2s130d128-fp16-sk2500", 7))
+SPLIT = (("b1h3s576d128-fp16-sk1500", 8), ("b1h1s384d128-fp16-sk2000", 5), ("b1h2s130d128-fp16-sk2500", 7))
 FAULT_SHAPE, SPLIT_FAULT_SHAPE = "b1h3s700d64-fp16", "b1h2s130d128-fp16-sk2500"
 FAULTS = ("q_full", "k_full", "v_full", "q_empty", "k_empty", "v_empty", "o_written")
 
@@ -71,7 +72,7 @@ def test_as_many_work_tiles_as_multiprocessors(build: Build, rung: str, work_til
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("rung", ["long_next_q", "long_tail"])
+@pytest.mark.parametrize("rung", ["long_next_q", "long_tail", "long_early_q"])
 @pytest.mark.parametrize(("shape", "sms"), SPLIT)
 def test_divided_work_tiles_are_merged(build: Build, rung: str, shape: str, sms: int, order: str) -> None:
     """The parts of a work tile give the right output, in the first call and in later ones with the same workspace."""
@@ -81,7 +82,7 @@ def test_divided_work_tiles_are_merged(build: Build, rung: str, shape: str, sms:
     assert marks_left(kernel) == 0  # the next call would merge the parts of this one
 
 
-@pytest.mark.parametrize("rung", ["long_next_q", "long_tail"])
+@pytest.mark.parametrize("rung", ["long_next_q", "long_tail", "long_early_q"])
 @pytest.mark.parametrize("shape", [0, 1, 2])
 def test_work_tiles_of_each_size_can_be_divided(build: Build, rung: str, shape: int) -> None:
     """The result is right with two, three and one warpgroups per work tile."""
@@ -122,9 +123,10 @@ def test_work_tiles_are_dealt_to_more_blocks_than_a_list_has(build: Build) -> No
     assert not kernel.took("ListedTiles")
 
 
-def test_divided_work_tiles_always_have_the_same_bits(build: Build) -> None:
+@pytest.mark.parametrize("rung", ["long_next_q", "long_early_q"])
+def test_divided_work_tiles_always_have_the_same_bits(build: Build, rung: str) -> None:
     """The order in which the parts are stored does not matter, nor how many blocks run at the same time."""
-    kernel, case = build("long_next_q"), parse_case("b1h3s400d128-fp16-sk1100-seed0")
+    kernel, case = build(rung), parse_case(f"{SPLIT[0][0]}-seed0")
     (first_out, first_lse), *others = [bits_of(kernel, case, Schedule(seed, 8, 0.5, 1 + 4 * seed)) for seed in range(4)]
     assert all(torch.equal(out, first_out) and torch.equal(lse, first_lse) for out, lse in others)
 

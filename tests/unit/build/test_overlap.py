@@ -18,7 +18,7 @@ KERNELS = Path(__file__).parents[3] / "kernels"
 OUT_OF_ORDER = dict.fromkeys(("fp8_tiles", "fp8_max", "fp8_split"), ("128", "128"))  # D and the keys of a tile
 # Only calls without a mask divide work tiles.  There, only a negative scale leads to the step with a mask.  With one
 # warpgroup at D = 128 in e4m3, ptxas moves the exponentials of that step.
-WITHOUT_MASK = re.compile(r"Divided|fp8_\w+ShapeILi128ELi1E")
+WITHOUT_MASK = re.compile(r"Divided|SplitTiles|fp8_\w+ShapeILi128ELi1E")
 MIN_SHARE = 0.8  # of the exponentials of a key tile that stand before the wait for P V
 
 # After `wgmma.wait_group 1`, S is complete; after `wgmma.wait_group 0`, P V is, too.
@@ -34,7 +34,7 @@ START = re.compile(
 )
 MAX_MOVES = 4  # from a register per lane to a uniform one, in a step
 
-RUNGS = ("long_overlap", "long_next_q", "long_tail", "fp8_tiles", "fp8_max", "fp8_keys", "fp8_split")
+RUNGS = ("long_overlap", "long_next_q", "long_tail", "long_early_q", "fp8_tiles", "fp8_max", "fp8_keys", "fp8_split")
 
 
 @pytest.fixture(scope="module", params=RUNGS)
@@ -86,7 +86,7 @@ def _moves_of(rung: str, cache: Path, folder: Path) -> dict[str, int]:
 
 @pytest.mark.nightly
 @pytest.mark.needs_nvcc
-@pytest.mark.parametrize("rung", ["long_list", "long_ragged", "long_tail"])
+@pytest.mark.parametrize("rung", ["long_list", "long_ragged", "long_tail", "long_early_q"])
 def test_the_addresses_of_key_tiles_are_in_uniform_registers(rung: str, shared_cache: Path, tmp_path: Path) -> None:
     """Else each wgmma needs a move, and a step has over a sixth more instructions."""
     moves = _moves_of(rung, shared_cache, tmp_path)
