@@ -193,12 +193,6 @@ __device__ __forceinline__ void compute(
         --j;
       }
 
-      // Releases Q when S of the last key tile is complete, so that TMA loads the next Q during the softmax and the last P V.
-      // Where the last key tile is masked, ptxas would move the exponentials, and Q is released after the softmax.
-      auto release_q_early = [&](bool is_read) {
-        if (RELEASES_Q_EARLY && is_read) fa::release<Q_EMPTY>(&smem.q_empty);
-      };
-
       // S of this key tile, with P V of the previous one, and then the softmax of this one during P V.
       auto step = [&](auto is_masked) {
         const fa::Ring<STAGES> previous = ring;
@@ -211,7 +205,6 @@ __device__ __forceinline__ void compute(
         pass_turn();
         fa::wgmma_wait_group<1>(s);
         fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
-        if (!decltype(is_masked)::value) release_q_early(j == 0);
         if (decltype(is_masked)::value) fa::mask(s, params, query, first_key + j * BLOCK_N, lane);
         const bool is_raised = softmax.raise_m_if_needed(s, params.scale_log2, params.inverse_scale_log2);
         softmax.exponentials(s, params.scale_log2);
@@ -225,10 +218,9 @@ __device__ __forceinline__ void compute(
       };
 #pragma unroll 1
       for (; j >= first_masked; --j) step(std::true_type());
-      release_q_early(j < 0);
 #pragma unroll 1
       for (; j >= 0; --j) step(std::false_type());
-      if (!RELEASES_Q_EARLY) fa::release<Q_EMPTY>(&smem.q_empty);
+      fa::release<Q_EMPTY>(&smem.q_empty);
 
       // P V of the first key tile.
       fa::wait<V_FULL>(&smem.v_full[ring.stage], ring.phase);
@@ -304,26 +296,26 @@ fa::Division division_of(const FaForwardArgs* args, const fa::TileParams& params
   return fa::divide_last_round<SHAPE, fa::FittedCosts<SHAPE>>(args, params, MERGE_US);
 }
 
-// The time of the SM with the most work.
+// The time of the SM with the most work if the last round may be divided.
 template <typename SHAPE>
-double shape_us(const FaForwardArgs* args, const fa::TileParams& params) {
-  if constexpr (MAY_DIVIDE<SHAPE>) {
-    const fa::Division division = division_of<SHAPE>(args, params);
-    if (division.tiles > 0 && !fa::has_many_rounds<SHAPE>(params)) {
-      const auto us_of = [&](int number) { return work_tile_us<SHAPE>(params, number); };
-      constexpr double WORK_TILE_US = fa::FittedCosts<SHAPE>::WORK_TILE_US;
-      const double part_us = (us_of(division.first) - WORK_TILE_US) / division.parts + WORK_TILE_US + MERGE_US;
-      return fa::busiest_sm_us<SHAPE>(params, division.first, us_of) + part_us * SHAPE::BLOCKS_PER_SM;
-    }
-  }
-  return plan_of<SHAPE>(params).us;
+double divided_us(const FaForwardArgs* args, const fa::TileParams& params) {
+  using Costs = fa::FittedCosts<SHAPE>;
+  const fa::Division division = division_of<SHAPE>(args, params);
+  if (division.tiles == 0 || fa::has_many_rounds<SHAPE>(params)) return plan_of<SHAPE>(params).us;
+  const auto us_of = [&](int number) { return work_tile_us<SHAPE>(params, number); };
+  const double part_us = (us_of(division.first) - Costs::WORK_TILE_US) / division.parts + Costs::WORK_TILE_US + MERGE_US;
+  return fa::busiest_sm_us<SHAPE>(params, division.first, us_of) + part_us * SHAPE::BLOCKS_PER_SM;
 }
 
 // Estimates the time of a call.  Returns infinity if the shape refuses the call.
 template <typename SHAPE>
 double estimated_us(const FaForwardArgs* args) {
   fa::TileParams params;
-  return fa::make_tile_params<SHAPE>(args, &params) == FA_OK ? shape_us<SHAPE>(args, params) : INFINITY;
+  if constexpr (MAY_DIVIDE<SHAPE>) {
+    return fa::make_tile_params<SHAPE>(args, &params) == FA_OK ? divided_us<SHAPE>(args, params) : INFINITY;
+  } else {
+    return fa::make_tile_params<SHAPE>(args, &params) == FA_OK ? plan_of<SHAPE>(params).us : INFINITY;
+  }
 }
 
 // The bytes of the workspace: the results of all parts, then their marks.

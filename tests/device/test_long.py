@@ -30,7 +30,6 @@ RUNGS = (
     "long_split",
     "long_next_q",
     "long_tail",
-    "long_early_q",
 )
 # The number of warpgroups is the one that long_shapes chooses on a GPU with 132 SMs.
 SHAPES = (
