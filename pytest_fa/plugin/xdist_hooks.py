@@ -3,16 +3,17 @@
 Each worker has a GPU of its own, as long as there are enough.  So tests that are timed at one shape stay together: a
 candidate and its baselines meet on one GPU.
 
-If nothing is timed, tests of one variant stay together, in a few parts: a worker that goes on to another variant needs
-a new process and a new CUDA context for it.
+If no selected test times anything, tests of one variant stay together, in a few parts: a worker that goes on to another
+variant needs a new process and a new CUDA context for it.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import zlib
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from pytest_fa.plugin.state import progress_line, session_of
 WORKER_SELECTED = "fa_selected"  # in what a worker sends at its end
 DEFAULT_DISTRIBUTION = "load"  # what -n means without --dist
 PARTS_PER_WORKER = 3  # of the tests of variants, if nothing is timed; more parts are shared out more evenly
+CHECK = "test_attention.py::test_correct["  # of the suite, whose folder a test id may lack: it times nothing
 # The end of a test's id: the shape, and the seed unless the test runs only one.
 _CASE = re.compile(r"-(?P<shape>b[0-9]+h[0-9]+s[0-9]+d[0-9]+-[^\]]*?)(?P<seed>-seed[0-9]+)?\]$")
 
@@ -69,17 +71,26 @@ class XdistHooks:
 
         plan = session_of(config).run_plan.plan
         first_cases = {case.id for case in plan.first_cases}
-        is_timed = config.stash[OPTIONS_KEY].timing
+        may_time = config.stash[OPTIONS_KEY].timing
         variants = {variant.name for variant in (*plan.runnable, *plan.companions)}
         parts = math.ceil(PARTS_PER_WORKER * config.getoption("numprocesses") / max(1, len(plan.runnable)))
 
         class Scheduling(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
             """Sends the tests of one scope to one worker."""
 
+            @functools.cached_property
+            def _is_timed(self) -> bool:
+                return may_time and times_shapes(self.collection)
+
             def _split_scope(self, nodeid: str) -> str:
-                return scope_of(nodeid, first_cases) if is_timed else part_of(nodeid, variants, parts)
+                return scope_of(nodeid, first_cases) if self._is_timed else part_of(nodeid, variants, parts)
 
         return Scheduling(config, log)
+
+
+def times_shapes(test_ids: Iterable[str]) -> bool:
+    """Whether one of these tests may time something at one shape, as `test_speed` does, or a test of the user's own."""
+    return any(CHECK not in test_id and _CASE.search(test_id) for test_id in test_ids)
 
 
 def scope_of(test_id: str, first_cases: Container[str]) -> str:

@@ -111,12 +111,12 @@ def test_a_candidate_meets_its_baselines(project: Project) -> None:
 
 @pytest.mark.nightly
 def test_a_worker_seldom_goes_on_to_another_variant(project: Project) -> None:
-    """Without timings, the tests of a variant are in two parts here, and a worker runs each part in a row."""
+    """If nothing is timed, the tests of a variant are in two parts here, and a worker runs each part in a row."""
     names = ("first", "second", "third")
     for name in names:
         project.python_variant(name)
     cases = ",".join(f"b1h1s{length}d64-fp16-seed0" for length in (16, 32, 48, 64))
-    result = project.suite("-n2", "-v", f"--fa-case={cases}", "--benchmark-disable", "-k", "test_correct")
+    result = project.suite("-n2", "-v", f"--fa-case={cases}", "-k", "test_correct")
     assert result.ret == pytest.ExitCode.OK, result.text
     of_worker: dict[str, list[str]] = {}
     for test, worker in workers_of(result).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_fa.catalog.properties import PROPERTIES
-from pytest_fa.plugin.xdist_hooks import part_of, scope_of
+from pytest_fa.plugin.xdist_hooks import part_of, scope_of, times_shapes
 
 VARIANTS = {"mine", "mine@BLOCK_M=64", "mine@X=1", "mine@X=-1"}
 FIRST_SHAPE = "b1h8s512d64-fp16"
@@ -31,6 +31,27 @@ FIRST = {"b1h8s512d64-fp16-seed3", "b1h8s512d64-fp16-causal_br-kv2-seed3"}
 def test_what_shares_a_worker(test: str, scope: str) -> None:
     """Timed tests of one shape and the check of its first seed stay together; all others go where a worker is free."""
     assert scope_of(test, FIRST) == (scope or test)
+
+
+SUITE = "pytest_fa/suite/test_attention.py"
+
+
+@pytest.mark.parametrize(
+    ("test", "is_timed"),
+    [
+        (f"{SUITE}::test_speed[mine-b1h8s512d64-fp16]", True),
+        (f"../lib/{SUITE}::test_profile[mine-b1h8s512d64-fp16]", True),
+        ("tests/test_own.py::test_correct[mine-b1h8s512d64-fp16-seed3]", True),
+        (f"../lib/{SUITE}::test_correct[mine-b1h8s512d64-fp16-seed3]", False),
+        ("test_attention.py::test_correct[mine-b1h8s512d64-fp16-seed3]", False),
+        (f"{SUITE}::test_property[mine-streams]", False),
+        (f"{SUITE}::test_build[mine]", False),
+    ],
+)
+def test_what_may_be_timed(test: str, *, is_timed: bool) -> None:
+    """The suite's checks time nothing; any other test of a shape may."""
+    others = [f"{SUITE}::test_build[mine]", f"{SUITE}::test_correct[mine-b1h2s1d64-fp16-seed0]"]
+    assert times_shapes([*others, test]) == is_timed
 
 
 @pytest.mark.parametrize(
