@@ -44,7 +44,8 @@ enum Barrier {
 constexpr int STAGES = 2;  // key tiles in flight
 constexpr int FIRST_TURN_BARRIER = 1, FIRST_GROUP_BARRIER = 8;  // named barriers, one per computing warpgroup
 
-// Whether the work tiles of an incomplete last round may be divided by their keys.  At D = 64, ptxas would move the exponentials.
+// In long_tail, the work tiles of an incomplete last round may be divided by their keys.  At D = 64, ptxas would move the
+// exponentials.
 template <typename SHAPE>
 constexpr bool MAY_DIVIDE = DIVIDES_LAST_ROUND && SHAPE::HEAD_DIM == 128;
 template <typename DEAL>
@@ -318,7 +319,7 @@ double estimated_us(const FaForwardArgs* args) {
   }
 }
 
-// The bytes of the workspace: the results of all parts, then their marks.
+// The workspace holds the results of all parts, then their marks.
 template <typename SHAPE>
 size_t result_bytes(const fa::Division& division) {
   return size_t(division.tiles) * SHAPE::GROUPS * division.parts * PART_VECTORS<SHAPE> * sizeof(float4);

@@ -3,8 +3,8 @@
 Each worker has a GPU of its own, as long as there are enough.  So tests that are timed at one shape stay together: a
 candidate and its baselines meet on one GPU.
 
-If no selected test times anything, tests of one variant stay together, in a few parts: a worker that goes on to another
-variant needs a new process and a new CUDA context for it.
+Other tests of one variant stay together, in a few parts: a worker that goes on to another variant needs a new process
+and a new CUDA context for it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from pytest_fa.plugin.state import progress_line, session_of
 
 WORKER_SELECTED = "fa_selected"  # in what a worker sends at its end
 DEFAULT_DISTRIBUTION = "load"  # what -n means without --dist
-PARTS_PER_WORKER = 3  # of the tests of variants, if nothing is timed; more parts are shared out more evenly
-CHECK = "test_attention.py::test_correct["  # of the suite, whose folder a test id may lack: it times nothing
+PARTS_PER_WORKER = 3  # of the tests of variants that are not timed; more parts are shared out more evenly
+# A check of the suite, which times nothing.  Its id may begin with the file.
+_CHECK = re.compile(r"(?:.*\bpytest_fa/suite/)?test_attention\.py::test_correct\[")
 # The end of a test's id: the shape, and the seed unless the test runs only one.
 _CASE = re.compile(r"-(?P<shape>b[0-9]+h[0-9]+s[0-9]+d[0-9]+-[^\]]*?)(?P<seed>-seed[0-9]+)?\]$")
 
@@ -79,33 +80,31 @@ class XdistHooks:
             """Sends the tests of one scope to one worker."""
 
             @functools.cached_property
-            def _is_timed(self) -> bool:
-                return may_time and times_shapes(self.collection)
+            def _timed(self) -> set[str]:
+                return timed_shapes(self.collection) if may_time else set()
 
             def _split_scope(self, nodeid: str) -> str:
-                return scope_of(nodeid, first_cases) if self._is_timed else part_of(nodeid, variants, parts)
+                return timed_shape_of(nodeid, self._timed, first_cases) or part_of(nodeid, variants, parts)
 
         return Scheduling(config, log)
 
 
-def times_shapes(test_ids: Iterable[str]) -> bool:
-    """Whether one of these tests may time something at one shape, as `test_speed` does, or a test of the user's own."""
-    return any(CHECK not in test_id and _CASE.search(test_id) for test_id in test_ids)
+def timed_shapes(test_ids: Iterable[str]) -> set[str]:
+    """The shapes at which one of these tests may time something, as `test_speed` does, or a test of the user's own."""
+    return {match["shape"] for test_id in test_ids if not _CHECK.match(test_id) and (match := _CASE.search(test_id))}
 
 
-def scope_of(test_id: str, first_cases: Container[str]) -> str:
-    """Return what the test shares a worker with: its shape if it is timed or runs the shape's first seed.
-
-    Other tests have the worker that is free.
-    """
+def timed_shape_of(test_id: str, timed: Container[str], first_cases: Container[str]) -> str | None:
+    """Return the shape with which the test shares a worker, if it is timed or runs the first seed of a timed shape."""
     match = _CASE.search(test_id)
-    if match is None or (match["seed"] and f"{match['shape']}{match['seed']}" not in first_cases):
-        return test_id
-    return match["shape"]
+    if match is None or match["shape"] not in timed:
+        return None
+    is_first = not match["seed"] or f"{match['shape']}{match['seed']}" in first_cases
+    return match["shape"] if is_first else None
 
 
 def part_of(test_id: str, variants: Container[str], parts: int) -> str:
-    """Return what the test shares a worker with if nothing is timed: one of `parts` parts of its variant's tests.
+    """Return with what another test shares a worker: one of `parts` parts of its variant's tests.
 
     Equal cases of several variants are in equal parts.  A test of something else has the worker that is free.
     """

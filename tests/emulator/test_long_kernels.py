@@ -139,9 +139,11 @@ def test_each_barrier_is_needed(build: Build, fault: str) -> None:
 def test_with_all_barriers_nothing_is_found(build: Build) -> None:
     """Where the faults are looked for, the kernels without one are right."""
     assert not is_found(build("long_overlap", 64), FAULT_SHAPE, sms=2)
-    assert not is_found(build("long_split", 128), SPLIT_FAULT_SHAPE, sms=7)
+    for rung in ("long_split", "long_tail"):
+        assert not is_found(build(rung, 128), SPLIT_FAULT_SHAPE, sms=7)
 
 
-def test_the_barrier_of_a_divided_work_tile_is_needed(build: Build) -> None:
+@pytest.mark.parametrize("rung", ["long_split", "long_tail"])
+def test_the_barrier_of_a_divided_work_tile_is_needed(build: Build, rung: str) -> None:
     """A part that is marked as stored too early is merged before it is complete."""
-    assert is_found(build("race_long_part_stored"), SPLIT_FAULT_SHAPE, sms=7)
+    assert is_found(build(rung, 128, OMIT_BARRIER="PART_STORED"), SPLIT_FAULT_SHAPE, sms=7)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 
 from pytest_fa.catalog.properties import PROPERTIES
-from pytest_fa.plugin.xdist_hooks import part_of, scope_of, times_shapes
+from pytest_fa.plugin.xdist_hooks import part_of, timed_shape_of, timed_shapes
 
 VARIANTS = {"mine", "mine@BLOCK_M=64", "mine@X=1", "mine@X=-1"}
 FIRST_SHAPE = "b1h8s512d64-fp16"
 FIRST = {"b1h8s512d64-fp16-seed3", "b1h8s512d64-fp16-causal_br-kv2-seed3"}
 
 
+SUITE = "pytest_fa/suite/test_attention.py"
+
+
 @pytest.mark.parametrize(
-    ("test", "scope"),
+    ("test", "shape"),
     [
         ("test_speed[mine-b1h8s512d64-fp16]", "b1h8s512d64-fp16"),
         ("test_speed[sdpa_cudnn-b1h8s512d64-fp16]", "b1h8s512d64-fp16"),
@@ -21,37 +24,37 @@ FIRST = {"b1h8s512d64-fp16-seed3", "b1h8s512d64-fp16-causal_br-kv2-seed3"}
         ("test_speed[mine@BLOCK_M=64-b1h8s512d64-fp16-causal_br-kv2]", "b1h8s512d64-fp16-causal_br-kv2"),
         ("test_correct[mine-b1h8s512d64-fp16-seed3]", "b1h8s512d64-fp16"),
         ("test_correct[mine-b1h8s512d64-fp16-causal_br-kv2-seed3]", "b1h8s512d64-fp16-causal_br-kv2"),
-        ("test_correct[mine-b1h8s512d64-fp16-seed4]", ""),
-        ("test_build[mine]", ""),
-        ("test_property[mine-streams]", ""),
-        ("test_gate[mine]", ""),
-        ("tests/test_own.py::test_own", ""),
+        ("test_correct[mine-b1h8s512d64-fp16-seed4]", None),
+        ("test_correct[mine-b1h8s64d64-fp16-seed3]", None),
+        ("test_build[mine]", None),
+        ("test_property[mine-streams]", None),
+        ("test_gate[mine]", None),
+        ("tests/test_own.py::test_own", None),
     ],
 )
-def test_what_shares_a_worker(test: str, scope: str) -> None:
-    """Timed tests of one shape and the check of its first seed stay together; all others go where a worker is free."""
-    assert scope_of(test, FIRST) == (scope or test)
-
-
-SUITE = "pytest_fa/suite/test_attention.py"
+def test_what_shares_a_worker(test: str, shape: str | None) -> None:
+    """Timed tests of one shape and the check of its first seed stay together."""
+    timed = {"b1h8s512d64-fp16", "b1h8s512d64-fp16-causal_br-kv2"}
+    assert timed_shape_of(test, timed, {*FIRST, "b1h8s64d64-fp16-seed3"}) == shape
 
 
 @pytest.mark.parametrize(
-    ("test", "is_timed"),
+    ("test", "shapes"),
     [
-        (f"{SUITE}::test_speed[mine-b1h8s512d64-fp16]", True),
-        (f"../lib/{SUITE}::test_profile[mine-b1h8s512d64-fp16]", True),
-        ("tests/test_own.py::test_correct[mine-b1h8s512d64-fp16-seed3]", True),
-        (f"../lib/{SUITE}::test_correct[mine-b1h8s512d64-fp16-seed3]", False),
-        ("test_attention.py::test_correct[mine-b1h8s512d64-fp16-seed3]", False),
-        (f"{SUITE}::test_property[mine-streams]", False),
-        (f"{SUITE}::test_build[mine]", False),
+        (f"{SUITE}::test_speed[mine-b1h8s512d64-fp16]", {FIRST_SHAPE}),
+        (f"../lib/{SUITE}::test_profile[mine-b1h8s512d64-fp16]", {FIRST_SHAPE}),
+        ("tests/test_own.py::test_correct[mine-b1h8s512d64-fp16-seed3]", {FIRST_SHAPE}),
+        ("tests/test_attention.py::test_correct[mine-b1h8s512d64-fp16-seed3]", {FIRST_SHAPE}),
+        (f"../lib/{SUITE}::test_correct[mine-b1h8s512d64-fp16-seed3]", set()),
+        ("test_attention.py::test_correct[mine-b1h8s512d64-fp16-seed3]", set()),
+        (f"{SUITE}::test_property[mine-streams]", set()),
+        (f"{SUITE}::test_build[mine]", set()),
     ],
 )
-def test_what_may_be_timed(test: str, *, is_timed: bool) -> None:
+def test_what_may_be_timed(test: str, shapes: set[str]) -> None:
     """The suite's checks time nothing; any other test of a shape may."""
     others = [f"{SUITE}::test_build[mine]", f"{SUITE}::test_correct[mine-b1h2s1d64-fp16-seed0]"]
-    assert times_shapes([*others, test]) == is_timed
+    assert timed_shapes([*others, test]) == shapes
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,7 @@ def test_what_may_be_timed(test: str, *, is_timed: bool) -> None:
     ],
 )
 def test_checks_of_one_variant_stay_together(test: str, variant: str) -> None:
-    """Without timings, each test belongs to a part of its variant."""
+    """Each test that is not timed belongs to a part of its variant."""
     assert part_of(test, VARIANTS, 1) == f"{variant} 0"
 
 

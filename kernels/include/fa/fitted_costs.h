@@ -1,4 +1,4 @@
-// The times by which long_fitted and long_list choose a shape.
+// The times by which long_fitted, long_list and long_tail choose a shape.
 #pragma once
 
 #include "fa/shape.cuh"

@@ -85,7 +85,7 @@ struct Division {
   int first, parts, tiles;
 };
 
-// Divides the last round if that saves more than `merge_us`, the time to merge the parts of a work tile.  Under a causal mask the
+// Divides the last round if that saves more time than starting a work tile and merging its parts, `merge_us`, take.  Under a causal mask the
 // lengths of work tiles differ, and they are dealt so that all SMs are busy until the end.
 template <typename SHAPE, typename COSTS, typename PARAMS>
 Division divide_last_round(const FaForwardArgs* args, const PARAMS& params, double merge_us) {
