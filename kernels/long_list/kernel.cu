@@ -297,23 +297,27 @@ fa::Division division_of(const FaForwardArgs* args, const fa::TileParams& params
   return fa::divide_last_round<SHAPE, fa::FittedCosts<SHAPE>>(args, params, MERGE_US);
 }
 
-// The time of the SM with the most work if the last round may be divided.
+// The time of the SM with the most work in long_tail.
 template <typename SHAPE>
-double divided_us(const FaForwardArgs* args, const fa::TileParams& params) {
-  using Costs = fa::FittedCosts<SHAPE>;
-  const fa::Division division = division_of<SHAPE>(args, params);
-  if (division.tiles == 0 || fa::has_many_rounds<SHAPE>(params)) return plan_of<SHAPE>(params).us;
-  const auto us_of = [&](int number) { return work_tile_us<SHAPE>(params, number); };
-  const double part_us = (us_of(division.first) - Costs::WORK_TILE_US) / division.parts + Costs::WORK_TILE_US + MERGE_US;
-  return fa::busiest_sm_us<SHAPE>(params, division.first, us_of) + part_us * SHAPE::BLOCKS_PER_SM;
+double shape_us(const FaForwardArgs* args, const fa::TileParams& params) {
+  if constexpr (MAY_DIVIDE<SHAPE>) {
+    const fa::Division division = division_of<SHAPE>(args, params);
+    if (division.tiles > 0 && !fa::has_many_rounds<SHAPE>(params)) {
+      const auto us_of = [&](int number) { return work_tile_us<SHAPE>(params, number); };
+      constexpr double WORK_TILE_US = fa::FittedCosts<SHAPE>::WORK_TILE_US;
+      const double part_us = (us_of(division.first) - WORK_TILE_US) / division.parts + WORK_TILE_US + MERGE_US;
+      return fa::busiest_sm_us<SHAPE>(params, division.first, us_of) + part_us * SHAPE::BLOCKS_PER_SM;
+    }
+  }
+  return plan_of<SHAPE>(params).us;
 }
 
 // Estimates the time of a call.  Returns infinity if the shape refuses the call.
 template <typename SHAPE>
 double estimated_us(const FaForwardArgs* args) {
   fa::TileParams params;
-  if constexpr (MAY_DIVIDE<SHAPE>) {
-    return fa::make_tile_params<SHAPE>(args, &params) == FA_OK ? divided_us<SHAPE>(args, params) : INFINITY;
+  if constexpr (DIVIDES_LAST_ROUND) {
+    return fa::make_tile_params<SHAPE>(args, &params) == FA_OK ? shape_us<SHAPE>(args, params) : INFINITY;
   } else {
     return fa::make_tile_params<SHAPE>(args, &params) == FA_OK ? plan_of<SHAPE>(params).us : INFINITY;
   }
