@@ -80,11 +80,11 @@ class XdistHooks:
             """Sends the tests of one scope to one worker."""
 
             @functools.cached_property
-            def _timed(self) -> set[str]:
+            def _timed_shapes(self) -> set[str]:
                 return timed_shapes(self.collection) if may_time else set()
 
             def _split_scope(self, nodeid: str) -> str:
-                return timed_shape_of(nodeid, self._timed, first_cases) or part_of(nodeid, variants, parts)
+                return timed_shape_of(nodeid, self._timed_shapes, first_cases) or part_of(nodeid, variants, parts)
 
         return Scheduling(config, log)
 
@@ -104,7 +104,7 @@ def timed_shape_of(test_id: str, timed: Container[str], first_cases: Container[s
 
 
 def part_of(test_id: str, variants: Container[str], parts: int) -> str:
-    """Return with what another test shares a worker: one of `parts` parts of its variant's tests.
+    """Return what a test that is not timed shares a worker with: one of `parts` parts of its variant's tests.
 
     Equal cases of several variants are in equal parts.  A test of something else has the worker that is free.
     """

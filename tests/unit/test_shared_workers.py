@@ -8,11 +8,9 @@ from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.plugin.xdist_hooks import part_of, timed_shape_of, timed_shapes
 
 VARIANTS = {"mine", "mine@BLOCK_M=64", "mine@X=1", "mine@X=-1"}
+SUITE = "pytest_fa/suite/test_attention.py"
 FIRST_SHAPE = "b1h8s512d64-fp16"
 FIRST = {"b1h8s512d64-fp16-seed3", "b1h8s512d64-fp16-causal_br-kv2-seed3"}
-
-
-SUITE = "pytest_fa/suite/test_attention.py"
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,8 @@ struct Division {
   int first, parts, tiles;
 };
 
-// Divides the last round if that saves more time than starting a work tile and merging its parts, `merge_us`, take.  Under a causal mask the
-// lengths of work tiles differ, and they are dealt so that all SMs are busy until the end.
+// Divides the last round if that saves more time than it costs: the start of a work tile, and `merge_us` to merge its parts.
+// Under a causal mask the lengths of work tiles differ, and they are dealt so that all SMs are busy until the end.
 template <typename SHAPE, typename COSTS, typename PARAMS>
 Division divide_last_round(const FaForwardArgs* args, const PARAMS& params, double merge_us) {
   const int blocks = max_blocks<SHAPE>(), tiles = params.work_tiles % blocks;
