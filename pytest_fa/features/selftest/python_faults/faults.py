@@ -15,7 +15,6 @@ FAULTY_HEADS = 2  # number of heads with which some faults show; no property use
 MANY_ROWS = 4096  # of a dimension of q; with more, `shape_kept_by_address` is right
 CLOSE_MAXIMA = 4.0  # largest difference of two row maxima that `one_maximum` takes for equal
 CALLS_BEFORE_REUSE = 15  # successive calls after which `kept_up_to_sign` reuses its result
-MOVES_BEFORE_REUSE = 20  # to another address in a row: of calls that are not timed, 9 follow one another so
 
 
 def attend(q, k, v, scale, causal="none", hidden=None, row_max=None):
@@ -329,10 +328,11 @@ def kept_up_to_sign(q, k, v, scale, causal):
 @writes
 def kept_when_moved(q, k, v, scale, causal):
     cache = vars(CACHES)
-    has_moved = q.data_ptr() != cache.get("address") and q.shape == cache.get("shape")
-    cache["moves"] = cache.get("moves", 0) + 1 if has_moved else 0
-    cache.update({"address": q.data_ptr(), "shape": q.shape})
-    if cache["moves"] < MOVES_BEFORE_REUSE:
+    memory = (q.untyped_storage().data_ptr(), q.shape)
+    if memory != cache.get("memory"):
+        cache.update({"memory": memory, "address": q.data_ptr(), "has_moved": False})
+    cache["has_moved"] |= q.data_ptr() != cache["address"]
+    if not cache["has_moved"]:
         cache["result"] = attend(q, k, v, scale, causal)
     return cache["result"]
 
