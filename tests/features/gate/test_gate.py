@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
 from pytest_fa.features.gate.gated import Gate
 from tests.factories import PYTHON_SOURCE
 from tests.projects import CASE, SHAPE, NewProject, Project, Run
+from tests.tiers import nightly_after
 
 # A correct kernel that waits until MS milliseconds have passed, which is longer than its computation takes.
 TIMED_SOURCE = (
@@ -16,12 +19,13 @@ TIMED_SOURCE = (
         "    return result if", "    while time.perf_counter() - start < MS / 1000:\n        pass\n    return result if"
     )
 )
-DURATIONS_MS = {"quick": 4.5, "usual": 5.0, "slow": 5.5}
+DURATIONS_MS = {"half": 2.5, "quick": 4.5, "usual": 5.0, "slow": 5.5}
+LIMITS = {"half": 0.75, "quick": 0.95}  # the ratios of their gates; a busy machine can decide the larger difference
 
 
 @pytest.fixture(scope="module")
 def timed(new_project: NewProject) -> Project:
-    """Three correct kernels of 4.5, 5 and 5.5 ms, and a wrong one."""
+    """Four correct kernels of 2.5 to 5.5 ms, and a wrong one."""
     project = new_project("gate")
     for name, duration_ms in DURATIONS_MS.items():
         project.python_variant(name, TIMED_SOURCE.replace("MS /", f"{duration_ms} /"))
@@ -39,19 +43,28 @@ def gate(project: Project, name: str, ratio: str, cases: str = CASE) -> Run:
     return project.suite(*options, f"--fa-gate={ratio}")
 
 
-def decided(project: Project, name: str, cases: str = CASE) -> Run:
-    """Gate one variant against `usual` at 0.95, until there is a verdict."""
+def decided(project: Project, name: str, limit: float, cases: str = CASE) -> Run:
+    """Gate one variant against `usual`, until there is a verdict."""
     for _ in range(TRIES):
-        run = gate(project, name, "0.95", cases)
+        run = gate(project, name, f"{limit}", cases)
         if run.ret != 10:  # the exit status of a gate without a verdict
             break
     return run
 
 
-@pytest.fixture(scope="module")
-def quick(timed: Project) -> Run:
-    """The gate of the fast kernel, also on a shape that it refuses."""
-    return decided(timed, "quick", f"{CASE},{REFUSED}-seed0")
+class Faster(NamedTuple):
+    """A kernel that is faster than `usual`, the ratio of its gate, and the run."""
+
+    name: str
+    limit: float
+    run: Run
+
+
+@pytest.fixture(scope="module", params=nightly_after(1, LIMITS))
+def faster(request: pytest.FixtureRequest, timed: Project) -> Faster:
+    """The gate of a faster kernel, also on a shape that it refuses."""
+    name, limit = request.param, LIMITS[request.param]
+    return Faster(name, limit, decided(timed, name, limit, f"{CASE},{REFUSED}-seed0"))
 
 
 def ratio_of(run: Run) -> float:
@@ -62,47 +75,54 @@ def ratio_of(run: Run) -> float:
 
 
 @pytest.mark.alone
-def test_ten_percent_faster_passes(quick: Run) -> None:
-    """A kernel that takes 0.9 times the baseline's time passes a gate of 0.95, and the measured ratio is right."""
-    assert (quick.ret, quick.outcomes) == (0, {"test_gate[quick]": "passed"})
-    assert ratio_of(quick) == pytest.approx(0.9, abs=0.02)
-    assert any(each.startswith("PASS quick < 0.95 x baseline: ") for each in quick.all_lines)
+def test_a_faster_kernel_passes(faster: Faster) -> None:
+    """A kernel that takes half or 0.9 of the baseline's time passes its gate, and the measured ratio is right.
+
+    A load that comes and goes changes the ratio by a part of the difference, so what is allowed depends on that.
+    """
+    name, limit, run = faster
+    ratio = DURATIONS_MS[name] / DURATIONS_MS["usual"]
+    assert (run.ret, run.outcomes) == (0, {f"test_gate[{name}]": "passed"})
+    assert ratio_of(run) == pytest.approx(ratio, abs=0.4 * (limit - ratio))
+    assert any(each.startswith(f"PASS {name} < {limit} x baseline: ") for each in run.all_lines)
 
 
 @pytest.mark.nightly
 @pytest.mark.alone
 def test_ten_percent_slower_fails(timed: Project) -> None:
     """A kernel that takes 1.1 times the baseline's time fails a gate of 0.95."""
-    run = decided(timed, "slow")
+    run = decided(timed, "slow", 0.95)
     assert (run.ret, run.outcomes) == (1, {"test_gate[slow]": "failed"})
     assert ratio_of(run) == pytest.approx(1.1, abs=0.02)
     assert any(each.strip().startswith("FAIL slow < 0.95 x baseline: ") for each in run.all_lines)
 
 
 @pytest.mark.alone
-def test_the_cost_is_announced(quick: Run) -> None:
+def test_the_cost_is_announced(faster: Faster) -> None:
     """Before the first process, a line announces the number of processes and the time; on a CPU no known noise."""
-    line, *_ = [each for each in quick.all_lines if each.startswith("fa: gate quick")]
-    assert line.startswith("fa: gate quick < 0.95 x usual: 6 processes (about ")
+    name, limit, run = faster
+    line, *_ = [each for each in run.all_lines if each.startswith(f"fa: gate {name}")]
+    assert line.startswith(f"fa: gate {name} < {limit} x usual: 6 processes (about ")
     assert " or 12 (about " in line
     noise = "the noise of this CPU is not known, so no detectable difference is announced"
-    assert line.endswith(f"; {noise}; left out: 1 shapes that quick refuses")
+    assert line.endswith(f"; {noise}; left out: 1 shapes that {name} refuses")
 
 
 @pytest.mark.alone
-def test_the_record_has_every_block(timed: Project, quick: Run) -> None:
+def test_the_record_has_every_block(timed: Project, faster: Faster) -> None:
     """The record has the raw blocks, the pilot's times and the intervals."""
-    assert quick.ret == 0
-    *_, record = [each for each in timed.records if Gate.of(each) and each.variant == "quick"]
+    name, limit, run = faster
+    assert run.ret == 0
+    *_, record = [each for each in timed.records if Gate.of(each) and each.variant == name]
     gate = Gate.of(record)
     assert gate is not None
     (pair,) = gate.pairs
     assert (record.kind, record.outcome, gate.verdict) == ("gate", "ok", "PASS")
     assert [len(row) for row in pair.samples.blocks] == [6] * gate.processes
     assert [len(order.blocks) for order in pair.samples.orders] == [6] * gate.processes
-    assert (pair.low or 1) < (pair.ratio or 1) < (pair.high or 1) < 0.95
+    assert (pair.low or 1) < (pair.ratio or 1) < (pair.high or 1) < limit
     assert pair.method.startswith("wall clock of ")
-    assert set(gate.pilot_us[SHAPE]) == {"quick", "usual"}
+    assert set(gate.pilot_us[SHAPE]) == {name, "usual"}
 
 
 @pytest.mark.nightly
@@ -171,10 +191,10 @@ def test_an_unknown_key_is_a_usage_error(timed: Project, option: str, message: s
 
 
 @pytest.mark.alone
-def test_refused_shapes_are_named(quick: Run) -> None:
+def test_refused_shapes_are_named(faster: Faster) -> None:
     """A shape that the candidate refuses is not gated, and is listed as excluded."""
-    assert quick.ret in (0, 10)
-    assert f"excluded: quick does not support {REFUSED}" in quick.text
+    assert faster.run.ret in (0, 10)
+    assert f"excluded: {faster.name} does not support {REFUSED}" in faster.run.text
 
 
 @pytest.mark.nightly
