@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from pytest_fa.catalog.manifest import MANIFEST_NAME, Manifest, Member, keys_of
 from pytest_fa.catalog.properties import PROPERTIES
+from pytest_fa.catalog.suites import SUITES
 from pytest_fa.catalog.variant import Call, Constant, Entry, InstructionLimit, Limits, Supports, Suppression
 from pytest_fa.options.flags import all_options
 from pytest_fa.plugin import fixtures
+from pytest_fa.records.record import RecordKind
 from tools.docs.markdown import rewrite
 
 REPOSITORY = Path(__file__).parents[2]
@@ -67,6 +70,27 @@ def test_every_property_is_documented() -> None:
     """`docs/reference/checks.md` has a row for each property."""
     page = pages()["docs/reference/checks.md"]
     assert [name for name in PROPERTIES if f"| `{name}` | " not in page] == []
+
+
+def test_every_suite_is_documented() -> None:
+    """`docs/reference/options.md` lists each suite, with as many shapes as it has where the page says how many."""
+    page = pages()["docs/reference/options.md"]
+    shapes = {name: len({case.shape_id for case in SUITES[name]}) for name in SUITES}
+    listed = re.findall(
+        r"^- `(\w+)`(?: \(default\))?: (?:(\d+) shapes)?", page.partition("The suites:")[2], re.MULTILINE
+    )
+    assert sorted(name for name, _ in listed) == sorted(shapes)
+    assert {name: int(count) for name, count in listed if count and int(count) != shapes[name]} == {}
+
+
+def test_every_extra_and_every_kind_of_record_is_documented() -> None:
+    """`install.md` has the extras but those for this repository's own work; `results.md` has the kinds of records."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = set(project["optional-dependencies"]) - {"docs", "test"}
+    text = pages()["docs/how-to/install.md"].partition("The extras:")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^- `(\w+)`:", text, re.MULTILINE)) == extras
+    kinds = pages()["docs/reference/results.md"].partition("Kinds are ")[2].partition(".")[0]
+    assert set(re.findall(r"`(\w+)`", kinds)) == set(get_args(RecordKind))
 
 
 # -- fixtures ---------------------------------------------------------------------------------------------------------
