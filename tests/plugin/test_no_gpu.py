@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+
 import pytest
 
 from pytest_fa.catalog.claims import LENGTHS
@@ -70,11 +74,22 @@ def test_python_variant_for_the_gpu_is_skipped(project: Project) -> None:
 
 @pytest.mark.alone
 def test_collecting_is_quick(project: Project) -> None:
-    """A default run of the shipped suite is collected in less than 2 s, including the start of Python and pytest."""
+    """A default run of the shipped suite is collected in 12 times what Python and pytest take to start, or less.
+
+    On a usual machine that is 2 s.
+    """
     project.cuda_variant("zero")
     project.python_variant("good")
     runs = [project.suite("--collect-only", "-q") for _ in range(2)]
     claims = 1  # the mask that the Python variant supports
     properties = {*PROPERTIES} - PROMISED - GRADIENTS_ONLY
     expected = 1 + 24 + claims + 2 * (len(LENGTHS) + len(properties)) + 32
-    assert (len(runs[0].ids), min(run.seconds for run in runs) < 2.0) == (expected, True)
+    allowed = 12 * min(seconds_to_start_pytest() for _ in range(3))
+    assert (len(runs[0].ids), min(run.seconds for run in runs) < allowed) == (expected, True)
+
+
+def seconds_to_start_pytest() -> float:
+    """How long Python takes to start and to import pytest."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import pytest"], check=True)
+    return time.perf_counter() - start

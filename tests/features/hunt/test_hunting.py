@@ -116,13 +116,13 @@ def test_a_fault_that_does_not_always_show() -> None:
 
 
 def test_a_right_kernel_has_no_fault() -> None:
-    """Nothing is found, and the hunt ends in its time; examples of earlier hunts that are right now are told."""
+    """Nothing is found, and the hunt ends in its time; examples of earlier hunts that no longer fail are told."""
     known, right = read_example("b1h1s1d64-fp16-sink-seed0"), list[Example]()
     bench = SimulatedBench(REFERENCE, lambda _: Outcome.OK)
     hunted = hunted_by(bench, seconds=1.0, known=[known], right=right.append)
     assert (hunted.faults, right) == ((), [known])
     assert hunted.judged == bench.calls.total() > 5
-    assert hunted.seconds < 10
+    assert hunted.seconds < 30
 
 
 def test_a_known_example_is_the_first() -> None:

@@ -66,7 +66,7 @@ def test_time_is_limited(fakes: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     """A process that does not end is killed at the time limit and is not clean."""
     monkeypatch.setattr(sanitizer, "LIMIT_SECONDS", 0.5)
     sanitized = run(fakes, tmp_path, "memcheck", "hangs")
-    assert (sanitized.status, sanitized.seconds < 5) == ("incomplete", True)
+    assert (sanitized.status, sanitized.seconds < 30) == ("incomplete", True)
 
 
 def test_without_the_program_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

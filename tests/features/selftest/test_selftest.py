@@ -42,7 +42,7 @@ def selftest(
         chosen = [*of_checks.values(), *TWINS[:4]]
     project = Project(tmp_path_factory.mktemp("selftest"), tmp_path_factory.mktemp("cache"), resident_server)
     project.ini()
-    options = ("--fa-selftest", "--fa-no-build", "--fa-watchdog=3", f"--fa-variant={','.join(chosen)}")
+    options = ("--fa-selftest", "--fa-no-build", "--fa-watchdog=15", f"--fa-variant={','.join(chosen)}")
     return SelfTest(chosen, project, project.run(*options, limit_seconds=1200))
 
 

@@ -67,7 +67,7 @@ def job_of(job_of_source: JobOfSource) -> RunEntry:
     return make
 
 
-def is_gone(pid: int, seconds: float = 2.0) -> bool:
+def is_gone(pid: int, seconds: float = 30.0) -> bool:
     """Whether a process ends within a time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -142,7 +142,7 @@ def test_a_hostile_message_costs_its_case(workers: Workers, job_of: RunEntry, na
     assert (result.outcome, words in result.message) == (outcome, True), result.message
     assert len(result.message) < 25_000
     assert "\x1b" not in result.message
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 25  # a closed connection is noticed before its variant has slept 30 s
     assert workers.run(job_of("pass")).outcome == "ok"
 
 
@@ -235,8 +235,9 @@ SIGNALS = {
 def test_a_signal_to_the_judge_gives_no_verdict(job_of: RunEntry, name: str) -> None:
     """A variant may stop the judge or the server, but it is not `ok` then, and the next case runs."""
     lines, outcome, words = SIGNALS[name]
+    watchdog_seconds = 1.0 if outcome == "hung" else 20.0  # less than a variant sleeps whose judge was killed
     with Workers() as workers:
-        result = workers.run(msgspec.structs.replace(job_of(FIND_JUDGE + lines), watchdog_seconds=1.0))
+        result = workers.run(msgspec.structs.replace(job_of(FIND_JUDGE + lines), watchdog_seconds=watchdog_seconds))
         assert (result.outcome, words in result.message) == (outcome, True), result.message
         assert workers.run(job_of("pass")).outcome == "ok"
 
@@ -292,7 +293,7 @@ def test_a_child_that_holds_the_connection(workers: Workers, job_of: RunEntry) -
     start = time.monotonic()
     result = workers.run(job_of(lines))
     assert (result.outcome, "exit status 7" in result.message) == ("crashed", True), result.message
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 60
 
 
 def test_a_child_may_not_answer(workers: Workers, job_of: RunEntry) -> None:

@@ -16,7 +16,7 @@ from pytest_fa.host.job_output import MAX_OUTPUT_BYTES, JobOutput, OutputTail
 from pytest_fa.wire.jobs import CaseJob
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
-RunEntry = Callable[[str], CaseJob]
+RunEntry = Callable[..., CaseJob]
 
 
 @pytest.fixture
@@ -39,14 +39,21 @@ def job_of(tmp_path: Path, write_variant: WriteVariant) -> RunEntry:
     """Return a function that makes a job of a variant whose call first runs these lines."""
     numbers = iter(range(100))
 
-    def make(lines: str) -> CaseJob:
+    def make(lines: str, watchdog_seconds: float = 60.0) -> CaseJob:
         body = "".join(f"    {line}\n" for line in ("import ctypes, os, sys, time", *lines.splitlines()))
         source = PYTHON_SOURCE.replace("    scores =", f"{body}    scores =", 1)
         folder = write_variant(f"printer_{next(numbers)}", manifest=PYTHON_MANIFEST, **{"entry.py": source})
         (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
         case = parse_case("b1h2s64d64-fp16-seed0")
         return CaseJob(
-            variant, case, None, "cpu", "same_precision", checks_output=True, time=False, watchdog_seconds=2.0
+            variant,
+            case,
+            None,
+            "cpu",
+            "same_precision",
+            checks_output=True,
+            time=False,
+            watchdog_seconds=watchdog_seconds,
         )
 
     return make
@@ -136,7 +143,9 @@ def test_each_job_has_its_own_output(workers: Workers, job_of: RunEntry) -> None
 @pytest.mark.parametrize("ending", ["os._exit(3)", "os.abort()", "time.sleep(60)"], ids=["exits", "aborts", "hangs"])
 def test_output_of_a_lost_worker(workers: Workers, job_of: RunEntry, ending: str) -> None:
     """What was printed before a crash or a hang is kept: Python's text, and C's, also without a newline."""
-    outcome = workers.run(job_of(f"print('Python'); ctypes.CDLL(None).printf(b'and C'); {ending}")).outcome
+    watchdog_seconds = 2.0 if "sleep" in ending else 60.0
+    lines = f"print('Python'); ctypes.CDLL(None).printf(b'and C'); {ending}"
+    outcome = workers.run(job_of(lines, watchdog_seconds)).outcome
     assert (outcome in ("crashed", "hung"), workers.take_output()) == (True, "Python\nand C\n")
     workers.run(job_of("pass"))
     assert workers.take_output() == ""
@@ -150,12 +159,19 @@ def test_ten_megabytes(workers: Workers, job_of: RunEntry) -> None:
     assert sum(len(line) + 1 for line in kept) <= MAX_OUTPUT_BYTES
 
 
-def test_live_output_comes_while_the_job_runs(workers: Workers, job_of: RunEntry) -> None:
-    """Lines are shown before the job has ended."""
+def test_live_output_comes_while_the_job_runs(workers: Workers, job_of: RunEntry, tmp_path: Path) -> None:
+    """Lines are shown before the job has ended: it prints the second one when the first one was shown."""
     shown: list[str] = []
-    workers.show_live = shown.append
+    is_shown = tmp_path / "is_shown"
+
+    def show(text: str) -> None:
+        shown.append(text)
+        is_shown.touch()
+
+    workers.show_live = show
     try:
-        workers.run(job_of("print('tick'); time.sleep(1.0); print('tock')"))
+        wait = f"while not os.path.exists({str(is_shown)!r}): time.sleep(0.01)"
+        workers.run(job_of(f"print('tick')\n{wait}\nprint('tock')"))
     finally:
         workers.show_live = None
     assert shown[0] == "tick\n"  # the job calls its variant twice: the call that is judged, and the delegation check

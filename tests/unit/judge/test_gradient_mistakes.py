@@ -283,4 +283,4 @@ def test_explanation_is_quick_where_no_mistake_is_found() -> None:
     written["dk"] = written["dk"] + torch.randn(written["dk"].shape).to(torch.bfloat16)
     start = time.process_time()
     assert cause_of(written, problem).endswith("no known mistake gives these gradients")
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 15

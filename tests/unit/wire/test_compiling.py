@@ -14,7 +14,7 @@ from tests.worker_jobs import TINY, JobOfSource
 COMPILE_SECONDS = 3.0
 WATCHDOG_SECONDS = 2.5  # also for commands that take milliseconds, on a machine that has other work to do
 
-# It has loaded a package of a compiler, and its first call with other shapes takes COMPILE_SECONDS.
+# It has loaded a package of a compiler, and its first call with other shapes takes some seconds.
 SOURCE = """\
 import sys, time, types
 
@@ -46,9 +46,9 @@ def forward(q, k, v, *, scale, causal="none", out=None):
 """
 
 
-def source(compiler: str = "triton", line: str = "pass") -> str:
-    """The variant, with this module loaded and this line in each call."""
-    return SOURCE.format(compiler=compiler, line=line, seconds=COMPILE_SECONDS)
+def source(compiler: str = "triton", line: str = "pass", seconds: float = COMPILE_SECONDS) -> str:
+    """The variant, with this module loaded, this line in each call, and this length of the first one."""
+    return SOURCE.format(compiler=compiler, line=line, seconds=seconds)
 
 
 def test_a_compilation_may_take_longer_than_the_watchdog_allows(workers: Workers, job_of_source: JobOfSource) -> None:
@@ -73,7 +73,7 @@ def test_each_new_kind_of_arguments_may_compile_once(workers: Workers, job_of_so
 
 def test_without_a_compiler_the_watchdog_limits_the_first_call(workers: Workers, job_of_source: JobOfSource) -> None:
     """A variant that has loaded no compiler hangs if its first call takes longer than the watchdog allows."""
-    result = workers.run(job_of_source(source("nothing"), watchdog_seconds=WATCHDOG_SECONDS))
+    result = workers.run(job_of_source(source("nothing", seconds=60), watchdog_seconds=WATCHDOG_SECONDS))
     assert (result.outcome, result.caught_by, result.compile_seconds) == ("hung", ("watchdog",), 0.0)
 
 

@@ -152,7 +152,7 @@ def workers() -> Iterator[Workers]:
 )
 def test_each_ending_has_its_name(workers: Workers, job_of: JobOf, lines: str, outcome: str, message: str) -> None:
     """A kernel that raises, exits, crashes or hangs fails only its own job, with an outcome of its own."""
-    result = workers.run(job_of(lines, watchdog_seconds=1))
+    result = workers.run(job_of(lines, watchdog_seconds=1 if outcome == "hung" else 60))
     next_result = workers.run(job_of())
 
     assert (result.outcome, re.sub(r":\d+\)$", ":LINE)", result.message.splitlines()[0])) == (outcome, message)

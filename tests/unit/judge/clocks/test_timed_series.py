@@ -78,10 +78,11 @@ def test_nothing_is_visible_before_the_clock_starts(monkeypatch: pytest.MonkeyPa
 def test_what_is_written_after_the_copies_does_not_count() -> None:
     """A function that returns before its output is there is judged by what was there when the clock stopped."""
     threads: list[threading.Thread] = []
+    has_stopped = threading.Event()  # the clock
 
     def late(q: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> torch.Tensor:
         def work() -> None:
-            time.sleep(0.2)
+            has_stopped.wait()
             out.copy_(q)
 
         threads.append(threading.Thread(target=work))
@@ -90,6 +91,7 @@ def test_what_is_written_after_the_copies_does_not_count() -> None:
 
     series = TimedSeries(fresh_data(late), "calls", 1, graph=False)
     series.time()
+    has_stopped.set()
     for thread in threads:
         thread.join()
     head = series.written_head()
