@@ -138,7 +138,7 @@ def test_a_hostile_message_costs_its_case(workers: Workers, job_of: RunEntry, na
     """The case has an outcome of its own and a sentence, soon, and the next case runs."""
     lines, outcome, words = MESSAGES[name]
     start = time.monotonic()
-    result = workers.run(job_of(FIND_CONNECTION + lines))
+    result = workers.run(msgspec.structs.replace(job_of(FIND_CONNECTION + lines), watchdog_seconds=60.0))
     assert (result.outcome, words in result.message) == (outcome, True), result.message
     assert len(result.message) < 25_000
     assert "\x1b" not in result.message
@@ -291,7 +291,7 @@ def test_a_child_that_holds_the_connection(workers: Workers, job_of: RunEntry) -
     """If a worker ends while a child of it holds its socket, the end is noticed at once."""
     lines = "import os, time\nif os.fork() == 0: time.sleep(120)\nos._exit(7)"
     start = time.monotonic()
-    result = workers.run(job_of(lines))
+    result = workers.run(msgspec.structs.replace(job_of(lines), watchdog_seconds=90.0))
     assert (result.outcome, "exit status 7" in result.message) == ("crashed", True), result.message
     assert time.monotonic() - start < 60
 

@@ -85,13 +85,15 @@ def test_what_is_written_after_the_copies_does_not_count() -> None:
             has_stopped.wait()
             out.copy_(q)
 
-        threads.append(threading.Thread(target=work))
+        threads.append(threading.Thread(target=work, daemon=True))
         threads[-1].start()
         return out
 
     series = TimedSeries(fresh_data(late), "calls", 1, graph=False)
-    series.time()
-    has_stopped.set()
+    try:
+        series.time()
+    finally:
+        has_stopped.set()
     for thread in threads:
         thread.join()
     head = series.written_head()
