@@ -15,9 +15,10 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.host.client import Workers
 from pytest_fa.wire.jobs import CaseJob
-from tests.factories import PYTHON_MANIFEST, WriteVariant
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
 JobOfSource = Callable[..., CaseJob]
+JobOfLines = Callable[..., CaseJob]
 TINY = "b1h1s64d64-fp16-seed0"
 
 # The judge's process id: that of the other child of the server.  A process may end while the others are listed.
@@ -54,6 +55,18 @@ def job_of_source(tmp_path: Path, write_variant: WriteVariant) -> JobOfSource:
         (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
         job = CaseJob(variant, parse_case(case), None, "cpu", "same_precision", checks_output=True, time=False)
         return msgspec.structs.replace(job, **{"watchdog_seconds": 5.0, **changes})
+
+    return make
+
+
+@pytest.fixture
+def job_of_lines(job_of_source: JobOfSource) -> JobOfLines:
+    """Return a function that makes a job of a variant whose call first runs these lines; `changes` as above."""
+
+    def make(lines: str, **changes: Any) -> CaseJob:
+        body = "".join(f"    {line}\n" for line in lines.splitlines())
+        source = PYTHON_SOURCE.replace("    scores =", f"{body}    scores =", 1)
+        return job_of_source(source, "b1h2s64d64-fp16-seed0", **changes)
 
     return make
 

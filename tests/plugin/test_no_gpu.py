@@ -76,7 +76,7 @@ def test_python_variant_for_the_gpu_is_skipped(project: Project) -> None:
 def test_collecting_is_quick(project: Project) -> None:
     """A default run of the shipped suite is collected in less than 12 times the time of `import pytest`.
 
-    Both times include the start of Python.  On a usual machine, 12 times are 2 s.
+    Both times include the start of Python.  On a usual machine, 12 times are about 2 s.
     """
     project.cuda_variant("zero")
     project.python_variant("good")

@@ -83,14 +83,18 @@ def test_every_suite_is_documented() -> None:
     assert {name: int(count) for name, count in listed if count and int(count) != shapes[name]} == {}
 
 
-def test_every_extra_and_every_kind_of_record_is_documented() -> None:
-    """`install.md` has the extras but those for this repository's own work; `results.md` has the kinds of records."""
+def test_every_extra_is_documented() -> None:
+    """`docs/how-to/install.md` lists the extras, except those for the development of pytest-fa."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = set(project["optional-dependencies"]) - {"docs", "test"}
     text = pages()["docs/how-to/install.md"].partition("The extras:")[2].partition("\n## ")[0]
+    extras = set(project["optional-dependencies"]) - {"docs", "test"}
     assert set(re.findall(r"^- `(\w+)`:", text, re.MULTILINE)) == extras
-    kinds = pages()["docs/reference/results.md"].partition("Kinds are ")[2].partition(".")[0]
-    assert set(re.findall(r"`(\w+)`", kinds)) == set(get_args(RecordKind))
+
+
+def test_every_kind_of_record_is_documented() -> None:
+    """`docs/reference/results.md` lists the kinds of records."""
+    text = pages()["docs/reference/results.md"].partition("Kinds are ")[2].partition(".")[0]
+    assert set(re.findall(r"`(\w+)`", text)) == set(get_args(RecordKind))
 
 
 # -- fixtures ---------------------------------------------------------------------------------------------------------

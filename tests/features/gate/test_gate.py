@@ -86,7 +86,7 @@ def test_a_faster_kernel_passes(faster: Faster) -> None:
     ratio = DURATIONS_MS[name] / DURATIONS_MS["usual"]
     assert (run.ret, run.outcomes) == (0, {f"test_gate[{name}]": "passed"})
     assert ratio_of(run) == pytest.approx(ratio, abs=0.4 * (limit - ratio))
-    assert any(each.startswith(f"PASS {name} < {limit} x baseline: ") for each in run.all_lines)
+    assert any(line.startswith(f"PASS {name} < {limit} x baseline: ") for line in run.all_lines)
 
 
 @pytest.mark.nightly
@@ -103,7 +103,7 @@ def test_ten_percent_slower_fails(timed: Project) -> None:
 def test_the_cost_is_announced(faster: Faster) -> None:
     """Before the first process, a line announces the number of processes and the time; on a CPU no known noise."""
     name, limit, run = faster
-    line, *_ = [each for each in run.all_lines if each.startswith(f"fa: gate {name}")]
+    line, *_ = [line for line in run.all_lines if line.startswith(f"fa: gate {name}")]
     assert line.startswith(f"fa: gate {name} < {limit} x usual: 6 processes (about ")
     assert " or 12 (about " in line
     noise = "the noise of this CPU is not known, so no detectable difference is announced"
@@ -115,7 +115,7 @@ def test_the_record_has_every_block(timed: Project, faster: Faster) -> None:
     """The record has the raw blocks, the pilot's times and the intervals."""
     name, limit, run = faster
     assert run.ret == 0
-    *_, record = [each for each in timed.records if Gate.of(each) and each.variant == name]
+    *_, record = [record for record in timed.records if Gate.of(record) and record.variant == name]
     gate = Gate.of(record)
     assert gate is not None
     (pair,) = gate.pairs

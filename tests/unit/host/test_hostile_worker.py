@@ -10,10 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from pytest_fa.host import client, fork_server, job_output
@@ -22,12 +20,10 @@ from pytest_fa.host.scheduling import read_scheduling
 from pytest_fa.processes import children_of, marked_with, memory_bytes
 from pytest_fa.wire import channel as channel_module
 from pytest_fa.wire.channel import MAX_MESSAGE_BYTES, Channel, Garbage
-from pytest_fa.wire.jobs import CaseJob, encode
+from pytest_fa.wire.jobs import encode
 from tests.factories import PYTHON_SOURCE
 from tests.tiers import nightly_after, nightly_but
-from tests.worker_jobs import FIND_JUDGE, JobOfSource
-
-RunEntry = Callable[[str], CaseJob]
+from tests.worker_jobs import FIND_JUDGE, JobOfLines, JobOfSource
 
 # The candidate's end of its connection, found as hostile code can find it: the only stream socket of the process.
 FIND_CONNECTION = """\
@@ -54,17 +50,6 @@ def send(text, size=None):
     data = data if size else number() + data
     end.sendall(struct.pack('!Q', size or len(data)) + data)
 """
-
-
-@pytest.fixture
-def job_of(job_of_source: JobOfSource) -> RunEntry:
-    """Return a function that makes a job of a variant whose call first runs these lines."""
-
-    def make(lines: str) -> CaseJob:
-        body = "".join(f"    {line}\n" for line in lines.splitlines())
-        return job_of_source(PYTHON_SOURCE.replace("    scores =", f"{body}    scores =", 1), "b1h2s64d64-fp16-seed0")
-
-    return make
 
 
 def is_gone(pid: int, seconds: float = 30.0) -> bool:
@@ -134,16 +119,16 @@ MESSAGES = {
 @pytest.mark.parametrize(
     "name", nightly_but(MESSAGES, "a result", "a guessed number", "thousands of descriptors", "a closed connection")
 )
-def test_a_hostile_message_costs_its_case(workers: Workers, job_of: RunEntry, name: str) -> None:
+def test_a_hostile_message_costs_its_case(workers: Workers, job_of_lines: JobOfLines, name: str) -> None:
     """The case has an outcome of its own and a sentence, soon, and the next case runs."""
     lines, outcome, words = MESSAGES[name]
     start = time.monotonic()
-    result = workers.run(msgspec.structs.replace(job_of(FIND_CONNECTION + lines), watchdog_seconds=60.0))
+    result = workers.run(job_of_lines(FIND_CONNECTION + lines, watchdog_seconds=60.0))
     assert (result.outcome, words in result.message) == (outcome, True), result.message
     assert len(result.message) < 25_000
     assert "\x1b" not in result.message
     assert time.monotonic() - start < 25  # a closed connection is noticed before its variant has slept 30 s
-    assert workers.run(job_of("pass")).outcome == "ok"
+    assert workers.run(job_of_lines("pass")).outcome == "ok"
 
 
 def test_an_output_elsewhere(workers: Workers, job_of_source: JobOfSource) -> None:
@@ -171,12 +156,12 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("name", nightly_but(ENDINGS, "exit", "abort"))
-def test_an_ending_costs_its_case(workers: Workers, job_of: RunEntry, name: str) -> None:
+def test_an_ending_costs_its_case(workers: Workers, job_of_lines: JobOfLines, name: str) -> None:
     """However a call ends its process, the case says how, and the next case runs."""
     lines, outcome, words = ENDINGS[name]
-    result = workers.run(job_of("import os, resource, signal, sys, time\n" + lines))
+    result = workers.run(job_of_lines("import os, resource, signal, sys, time\n" + lines))
     assert (result.outcome, words in result.message) == (outcome, True), result.message
-    assert workers.run(job_of("pass")).outcome == "ok"
+    assert workers.run(job_of_lines("pass")).outcome == "ok"
 
 
 @pytest.mark.parametrize(
@@ -184,39 +169,39 @@ def test_an_ending_costs_its_case(workers: Workers, job_of: RunEntry, name: str)
     nightly_after(1, ["import time; time.sleep(60)", FIND_CONNECTION + "send(b'x' * 50, 100); time.sleep(60)"]),
     ids=["silent", "half an answer"],
 )
-def test_a_silent_candidate_is_hung(workers: Workers, job_of: RunEntry, lines: str) -> None:
+def test_a_silent_candidate_is_hung(workers: Workers, job_of_lines: JobOfLines, lines: str) -> None:
     """A candidate that does not answer, or not to the end, is ended after the watchdog's time."""
-    result = workers.run(msgspec.structs.replace(job_of(lines), watchdog_seconds=1.0))
+    result = workers.run(job_of_lines(lines, watchdog_seconds=1.0))
     assert (result.outcome, result.caught_by) == ("hung", ("watchdog",)), result.message
-    assert workers.run(job_of("pass")).outcome == "ok"
+    assert workers.run(job_of_lines("pass")).outcome == "ok"
 
 
-def test_a_forged_line_is_only_output(workers: Workers, job_of: RunEntry) -> None:
+def test_a_forged_line_is_only_output(workers: Workers, job_of_lines: JobOfLines) -> None:
     """A result that a variant prints is shown as its output, and changes nothing."""
     forged = '{"type":"result","outcome":"ok","message":"","stages":[]}'
-    result = workers.run(job_of(f"print({forged!r}, flush=True); scale = scale * 1.5"))
+    result = workers.run(job_of_lines(f"print({forged!r}, flush=True); scale = scale * 1.5"))
     assert result.outcome == "wrong"
     assert forged in workers.take_output()
 
 
 @pytest.mark.nightly
-def test_memory_has_a_bound(workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_has_a_bound(workers: Workers, job_of_lines: JobOfLines, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate that takes more than the bound is ended; the test allows 0.75 GiB."""
     monkeypatch.setattr(client, "MAX_MEMORY_SHARE", 0.75 * 2**30 / memory_bytes())
     monkeypatch.setattr(job_output, "SLICE_SECONDS", 0.05)
     lines = "import time\nfor _ in range(12): kept = kept + bytes(10**8) if _ else bytes(10**8); time.sleep(0.1)\n"
-    result = workers.run(job_of(lines + "time.sleep(60)"))
+    result = workers.run(job_of_lines(lines + "time.sleep(60)"))
     assert result.outcome == "failed"
     assert "it took more than 0.75 GiB of memory" in result.message
-    assert workers.run(job_of("pass")).outcome == "ok"
+    assert workers.run(job_of_lines("pass")).outcome == "ok"
 
 
 @pytest.mark.nightly
-def test_the_position_of_the_log_is_not_shared(workers: Workers, job_of: RunEntry) -> None:
+def test_the_position_of_the_log_is_not_shared(workers: Workers, job_of_lines: JobOfLines) -> None:
     """A variant that writes 8 GiB behind the end of its log does not let the next one appear to write so much."""
-    workers.run(job_of("import fcntl, os\nfcntl.fcntl(1, fcntl.F_SETFL, 0); os.lseek(1, 2**33, 0); print('far')"))
+    workers.run(job_of_lines("import fcntl, os\nfcntl.fcntl(1, fcntl.F_SETFL, 0); os.lseek(1, 2**33, 0); print('far')"))
     workers.take_output()
-    result = workers.run(job_of("import time\nprint('near')\ntime.sleep(1.5)"))
+    result = workers.run(job_of_lines("import time\nprint('near')\ntime.sleep(1.5)"))
     assert result.outcome == "ok", result.message
     assert set(workers.take_output().split()) == {"near"}
 
@@ -232,24 +217,24 @@ SIGNALS = {
 
 @pytest.mark.parametrize("name", nightly_but(SIGNALS, "kill the judge", "stop the server"))
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may trace the judge")
-def test_a_signal_to_the_judge_gives_no_verdict(job_of: RunEntry, name: str) -> None:
+def test_a_signal_to_the_judge_gives_no_verdict(job_of_lines: JobOfLines, name: str) -> None:
     """A variant may stop the judge or the server, but it is not `ok` then, and the next case runs."""
     lines, outcome, words = SIGNALS[name]
     watchdog_seconds = 1.0 if outcome == "hung" else 20.0  # less than a variant sleeps whose judge was killed
     with Workers() as workers:
-        result = workers.run(msgspec.structs.replace(job_of(FIND_JUDGE + lines), watchdog_seconds=watchdog_seconds))
+        result = workers.run(job_of_lines(FIND_JUDGE + lines, watchdog_seconds=watchdog_seconds))
         assert (result.outcome, words in result.message) == (outcome, True), result.message
-        assert workers.run(job_of("pass")).outcome == "ok"
+        assert workers.run(job_of_lines("pass")).outcome == "ok"
 
 
 @pytest.mark.nightly
-def test_endless_output_ends(workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_output_ends(workers: Workers, job_of_lines: JobOfLines, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variant that floods its output is ended before it fills the disk, and the log is emptied."""
     monkeypatch.setattr(client, "MAX_LOG_BYTES", 2**22)
     monkeypatch.setattr(job_output, "SLICE_SECONDS", 0.1)
-    result = workers.run(job_of("import os\nwhile True: os.write(1, b'x' * 65536)"))
+    result = workers.run(job_of_lines("import os\nwhile True: os.write(1, b'x' * 65536)"))
     assert (result.outcome, "MiB of output" in result.message) == ("failed", True), result.message
-    assert workers.run(job_of("pass")).outcome == "ok"
+    assert workers.run(job_of_lines("pass")).outcome == "ok"
     assert workers._server is not None
     assert workers._server.log_bytes < 2**22
 
@@ -287,39 +272,39 @@ while not os.path.exists({path!r}) or not open({path!r}).read(): time.sleep(0.01
 """
 
 
-def test_a_child_that_holds_the_connection(workers: Workers, job_of: RunEntry) -> None:
+def test_a_child_that_holds_the_connection(workers: Workers, job_of_lines: JobOfLines) -> None:
     """If a worker ends while a child of it holds its socket, the end is noticed at once."""
     lines = "import os, time\nif os.fork() == 0: time.sleep(120)\nos._exit(7)"
     start = time.monotonic()
-    result = workers.run(msgspec.structs.replace(job_of(lines), watchdog_seconds=90.0))
+    result = workers.run(job_of_lines(lines, watchdog_seconds=90.0))
     assert (result.outcome, "exit status 7" in result.message) == ("crashed", True), result.message
     assert time.monotonic() - start < 60
 
 
-def test_a_child_may_not_answer(workers: Workers, job_of: RunEntry) -> None:
+def test_a_child_may_not_answer(workers: Workers, job_of_lines: JobOfLines) -> None:
     """If a worker ends and a child of it goes on to answer in its place, its case fails."""
     lines = "import os, time\nif os.getpid() == os.getpgid(0) and os.fork(): os._exit(0)\ntime.sleep(0.3)"
-    result = workers.run(job_of(lines))
+    result = workers.run(job_of_lines(lines))
     assert (result.outcome, "exit status 0" in result.message) == ("crashed", True), result.message
-    assert workers.run(job_of("pass")).outcome == "ok"
+    assert workers.run(job_of_lines("pass")).outcome == "ok"
 
 
 @pytest.mark.parametrize("ending", nightly_after(1, ["", "os._exit(1)", "os.kill(os.getpid(), 9)", "time.sleep(60)"]))
-def test_a_daemon_ends_with_its_worker(workers: Workers, job_of: RunEntry, tmp_path: Path, ending: str) -> None:
+def test_a_daemon_ends_with_its_worker(workers: Workers, job_of_lines: JobOfLines, tmp_path: Path, ending: str) -> None:
     """A process that detached itself from the worker is ended with it, however the worker ends."""
     path = tmp_path / "daemon"
-    workers.run(job_of(DAEMON.format(path=str(path)) + ending))
+    workers.run(job_of_lines(DAEMON.format(path=str(path)) + ending))
     workers.end_worker()
     assert is_gone(int(path.read_text(encoding="utf-8")))
 
 
-def test_no_process_stays_after_a_killed_server(job_of: RunEntry, tmp_path: Path) -> None:
+def test_no_process_stays_after_a_killed_server(job_of_lines: JobOfLines, tmp_path: Path) -> None:
     """If the server is killed under an entry that hangs, its worker and a detached process end, too."""
     workers = Workers()
     path = tmp_path / "daemon"
     try:
         lines = DAEMON.format(path=str(path)) + "os.kill(os.getppid(), 9)\ntime.sleep(60)"
-        result = workers.run(job_of(lines))
+        result = workers.run(job_of_lines(lines))
     finally:
         workers.close()
     assert result.outcome == "crashed"
@@ -327,11 +312,11 @@ def test_no_process_stays_after_a_killed_server(job_of: RunEntry, tmp_path: Path
 
 
 @pytest.mark.nightly
-def test_no_process_stays_after_a_killed_client(tmp_path: Path, job_of: RunEntry) -> None:
+def test_no_process_stays_after_a_killed_client(tmp_path: Path, job_of_lines: JobOfLines) -> None:
     """If pytest's process is killed while an entry hangs, the server, the worker and a detached process end."""
     path = tmp_path / "daemon"
     job = tmp_path / "job.json"
-    job.write_bytes(encode(job_of(DAEMON.format(path=str(path)) + "time.sleep(60)")))
+    job.write_bytes(encode(job_of_lines(DAEMON.format(path=str(path)) + "time.sleep(60)")))
     code = (
         "import sys; from pathlib import Path; from pytest_fa.host.client import Workers; "
         "from pytest_fa.wire.jobs import read_job; Workers().run(read_job(Path(sys.argv[1])))"
@@ -375,7 +360,7 @@ def _environ_has(pid: int, word: bytes) -> bool:
         return False
 
 
-def test_the_worker_holds_no_file_of_its_parents(workers: Workers, job_of: RunEntry, tmp_path: Path) -> None:
+def test_the_worker_holds_no_file_of_its_parents(workers: Workers, job_of_lines: JobOfLines, tmp_path: Path) -> None:
     """The only descriptors of a worker are its input, its output, its connection and what its own code opened."""
     path = tmp_path / "descriptors"
     with (tmp_path / "secret").open("w", encoding="utf-8"):
@@ -383,7 +368,7 @@ def test_the_worker_holds_no_file_of_its_parents(workers: Workers, job_of: RunEn
             "import os\nnames = [os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') "
             f"if os.path.exists(f'/proc/self/fd/{{n}}')]\nopen({str(path)!r}, 'w').write('\\n'.join(names))"
         )
-        assert workers.run(job_of(lines)).outcome == "ok"
+        assert workers.run(job_of_lines(lines)).outcome == "ok"
     names = path.read_text(encoding="utf-8").splitlines()
     assert [name for name in names if "secret" in name or "records" in name] == []
     assert len([name for name in names if name.startswith("socket:")]) == 1
@@ -435,36 +420,36 @@ CHANGES = {
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: pinning changes nothing")
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may raise a priority again")
 @pytest.mark.parametrize("name", nightly_but(CHANGES, "priority of the judge", "CPUs of pytest"))
-def test_a_change_of_a_parent_is_undone_and_named(job_of: RunEntry, name: str) -> None:
+def test_a_change_of_a_parent_is_undone_and_named(job_of_lines: JobOfLines, name: str) -> None:
     """A variant that renices, pins or limits its parents fails, and their state is what it was."""
     lines, words = CHANGES[name]
     with Workers() as workers:
-        workers.run(job_of("pass"))
+        workers.run(job_of_lines("pass"))
         assert workers._server is not None
         pids = (os.getpid(), workers._server.pid)
         before = [read_scheduling(pid) for pid in pids]
-        result = workers.run(job_of(f"import os, resource\nCLIENT = {os.getpid()}\n{lines}"))
+        result = workers.run(job_of_lines(f"import os, resource\nCLIENT = {os.getpid()}\n{lines}"))
         after = [read_scheduling(pid) for pid in pids]
     assert (result.outcome, words in result.message) == ("failed", True), result.message
     assert before == after
 
 
 @pytest.mark.nightly
-def test_a_server_that_does_not_answer_is_replaced(job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_replaced(job_of_lines: JobOfLines, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is stopped while it should end a worker is killed, and the next job runs on another one."""
     monkeypatch.setattr(fork_server, "END_SECONDS", 1.0)
     with Workers() as workers:
-        workers.run(job_of("pass"))
+        workers.run(job_of_lines("pass"))
         assert workers._server is not None
         os.kill(workers._server.pid, signal.SIGSTOP)
         start = time.monotonic()
-        assert workers.run(job_of("pass")).outcome == "ok"
+        assert workers.run(job_of_lines("pass")).outcome == "ok"
         assert time.monotonic() - start < 30
 
 
-def test_a_long_message_is_cut(workers: Workers, job_of: RunEntry) -> None:
+def test_a_long_message_is_cut(workers: Workers, job_of_lines: JobOfLines) -> None:
     """An exception with a text of 50 MB becomes a message that can be shown and saved."""
-    result = workers.run(job_of("raise ValueError('x' * 50_000_000)"))
+    result = workers.run(job_of_lines("raise ValueError('x' * 50_000_000)"))
     assert (result.outcome, len(result.message) < 11_000) == ("failed", True)
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from pytest_fa.catalog.case import parse_case
-from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.host.client import Workers
 from pytest_fa.host.job_output import MAX_OUTPUT_BYTES, JobOutput, OutputTail
 from pytest_fa.wire.jobs import CaseJob
-from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
-
-RunEntry = Callable[..., CaseJob]
+from tests.worker_jobs import JobOfLines
 
 
 @pytest.fixture
@@ -27,34 +23,12 @@ def log(tmp_path: Path) -> Iterator[IO[bytes]]:
         yield stream
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    """One server for the tests of this module."""
-    with Workers() as started:
-        yield started
-
-
 @pytest.fixture
-def job_of(tmp_path: Path, write_variant: WriteVariant) -> RunEntry:
+def job_of(job_of_lines: JobOfLines) -> JobOfLines:
     """Return a function that makes a job of a variant whose call first runs these lines."""
-    numbers = iter(range(100))
 
     def make(lines: str, watchdog_seconds: float = 60.0) -> CaseJob:
-        body = "".join(f"    {line}\n" for line in ("import ctypes, os, sys, time", *lines.splitlines()))
-        source = PYTHON_SOURCE.replace("    scores =", f"{body}    scores =", 1)
-        folder = write_variant(f"printer_{next(numbers)}", manifest=PYTHON_MANIFEST, **{"entry.py": source})
-        (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
-        case = parse_case("b1h2s64d64-fp16-seed0")
-        return CaseJob(
-            variant,
-            case,
-            None,
-            "cpu",
-            "same_precision",
-            checks_output=True,
-            time=False,
-            watchdog_seconds=watchdog_seconds,
-        )
+        return job_of_lines(f"import ctypes, os, sys, time\n{lines}", watchdog_seconds=watchdog_seconds)
 
     return make
 
@@ -128,7 +102,7 @@ def test_outputs_of_several_jobs_are_bounded(snapshot: SnapshotAssertion) -> Non
 # -- of a worker ------------------------------------------------------------------------------------------------------
 
 
-def test_each_job_has_its_own_output(workers: Workers, job_of: RunEntry) -> None:
+def test_each_job_has_its_own_output(workers: Workers, job_of: JobOfLines) -> None:
     """Text of Python, of C and of a child process belongs to the job in which it was printed."""
     first = "print('first'); ctypes.CDLL(None).printf(b'C without a newline '); os.system('echo a child')"
     workers.run(job_of(first))
@@ -141,7 +115,7 @@ def test_each_job_has_its_own_output(workers: Workers, job_of: RunEntry) -> None
 
 
 @pytest.mark.parametrize("ending", ["os._exit(3)", "os.abort()", "time.sleep(60)"], ids=["exits", "aborts", "hangs"])
-def test_output_of_a_lost_worker(workers: Workers, job_of: RunEntry, ending: str) -> None:
+def test_output_of_a_lost_worker(workers: Workers, job_of: JobOfLines, ending: str) -> None:
     """What was printed before a crash or a hang is kept: Python's text, and C's, also without a newline."""
     watchdog_seconds = 2.0 if "sleep" in ending else 60.0
     lines = f"print('Python'); ctypes.CDLL(None).printf(b'and C'); {ending}"
@@ -151,7 +125,7 @@ def test_output_of_a_lost_worker(workers: Workers, job_of: RunEntry, ending: str
     assert workers.take_output() == ""
 
 
-def test_ten_megabytes(workers: Workers, job_of: RunEntry) -> None:
+def test_ten_megabytes(workers: Workers, job_of: JobOfLines) -> None:
     """A job that prints 10 MB passes, and the end of its output is kept."""
     result = workers.run(job_of("for _ in range(10**5): print('x' * 99)"))
     first, *kept = workers.take_output().splitlines()
@@ -159,7 +133,7 @@ def test_ten_megabytes(workers: Workers, job_of: RunEntry) -> None:
     assert sum(len(line) + 1 for line in kept) <= MAX_OUTPUT_BYTES
 
 
-def test_live_output_comes_while_the_job_runs(workers: Workers, job_of: RunEntry, tmp_path: Path) -> None:
+def test_live_output_comes_while_the_job_runs(workers: Workers, job_of: JobOfLines, tmp_path: Path) -> None:
     """Lines are shown before the job has ended: it prints the second one when the first one was shown."""
     shown: list[str] = []
     is_shown = tmp_path / "is_shown"

