@@ -1,11 +1,10 @@
 // long_list: under a causal mask, the host assigns the work tiles by list scheduling.
-// step:    each work tile goes to the block that has the least work so far, by the times of long_fitted, where that takes less time
-//          than dealing
+// step:    the host lists the work tiles of each block, the longest first and evened out, where that takes less time than dealing
 // because: dealt like cards, the work tiles of three warpgroups at D = 128 give the busiest SM 7 % more work than the average at
-//          b4h16s2048 with a causal mask, and 5 % at b2h16s4096; by calculation, lists leave 2 %
+//          b4h16s2048 with a causal mask, and 5 % at b2h16s4096; by calculation, lists leave less than 1 %
 // expect:  with a causal mask at D = 128, 5 % less time than long_fitted at b4h16s2048, and 3 % at b2h16s4096; with 8192 keys or
 //          more, at D = 64, and without a mask the same time
-// diff:    the lists, which are a parameter of the kernel, and their times in the estimate of a shape
+// diff:    the lists, which are a parameter of the kernel, and the times of work tiles under a causal mask
 // tile:    as in long_shapes
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads; rows
 //          contiguous and 16-byte aligned, with strides that TMA accepts
@@ -185,6 +184,7 @@ __device__ __forceinline__ void compute(
         fa::start_qk<T, HEAD_DIM>(s, q, first_k + ring.stage * STAGE_STEP);
         fa::wgmma_wait_group<0>(s);
         fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
+        if (RELEASE_Q_EARLY && j == 0) fa::release<Q_EMPTY>(&smem.q_empty);
         fa::mask(s, params, query, first_key + j * BLOCK_N, lane);
         softmax.raise_m(s, params.scale_log2, params.inverse_scale_log2);
         softmax.exponentials(s, params.scale_log2);
@@ -206,6 +206,7 @@ __device__ __forceinline__ void compute(
         pass_turn();
         fa::wgmma_wait_group<1>(s);
         fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
+        if (RELEASE_Q_EARLY && j == 0) fa::release<Q_EMPTY>(&smem.q_empty);
         if (decltype(is_masked)::value) fa::mask(s, params, query, first_key + j * BLOCK_N, lane);
         const bool is_raised = softmax.raise_m_if_needed(s, params.scale_log2, params.inverse_scale_log2);
         softmax.exponentials(s, params.scale_log2);
@@ -221,7 +222,7 @@ __device__ __forceinline__ void compute(
       for (; j >= first_masked; --j) step(std::true_type());
 #pragma unroll 1
       for (; j >= 0; --j) step(std::false_type());
-      fa::release<Q_EMPTY>(&smem.q_empty);
+      if (!RELEASE_Q_EARLY) fa::release<Q_EMPTY>(&smem.q_empty);
 
       // P V of the first key tile.
       fa::wait<V_FULL>(&smem.v_full[ring.stage], ring.phase);
@@ -266,22 +267,15 @@ long_list_kernel(const __grid_constant__ fa::TileParams params, const __grid_con
   }
 }
 
-// Returns the key tiles of a work tile that each of its warpgroups sees, added up.
-template <typename SHAPE>
-int group_tiles(const fa::TileParams& params, int number) {
-  const fa::WorkTile work = fa::make_work_tile<SHAPE>(params, number);
-  int tiles = 0;
-  for (int group = 1; group <= SHAPE::GROUPS; ++group) {
-    tiles += std::min(work.key_tiles, fa::visible_key_tiles<SHAPE>(params, work.first_query + group * GROUP_M));
-  }
-  return tiles;
-}
-
 // The estimated time of a work tile.
 template <typename SHAPE>
 double work_tile_us(const fa::TileParams& params, int number) {
-  using Costs = fa::FittedCosts<SHAPE>;
-  return group_tiles<SHAPE>(params, number) * Costs::KEY_TILE_US / SHAPE::GROUPS + Costs::WORK_TILE_US;
+  using Fitted = fa::FittedCosts<SHAPE>;
+  using Causal = fa::CausalCosts<SHAPE>;
+  const int key_tiles = fa::make_work_tile<SHAPE>(params, number).key_tiles;
+  const bool lengths_differ = params.first_diagonal < params.seq_k;
+  return lengths_differ ? key_tiles * Causal::KEY_TILE_US + Causal::WORK_TILE_US
+                        : key_tiles * Fitted::KEY_TILE_US + Fitted::WORK_TILE_US;
 }
 
 // How the blocks get the work tiles of a call.
@@ -316,13 +310,7 @@ double shape_us(const FaForwardArgs* args, const fa::TileParams& params) {
 template <typename SHAPE>
 double estimated_us(const FaForwardArgs* args) {
   fa::TileParams params;
-  // Both branches say the same of long_list.  With the first one alone, its host code would have another order of functions, which
-  // counts as other code than was timed.
-  if constexpr (DIVIDES_LAST_ROUND) {
-    return fa::make_tile_params<SHAPE>(args, &params) == FA_OK ? shape_us<SHAPE>(args, params) : INFINITY;
-  } else {
-    return fa::make_tile_params<SHAPE>(args, &params) == FA_OK ? plan_of<SHAPE>(params).us : INFINITY;
-  }
+  return fa::make_tile_params<SHAPE>(args, &params) == FA_OK ? shape_us<SHAPE>(args, params) : INFINITY;
 }
 
 // The workspace holds the results of all parts, then their marks.

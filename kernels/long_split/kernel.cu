@@ -231,12 +231,6 @@ __device__ __forceinline__ void compute(
         --j;
       }
 
-      // Releases Q when S of the last key tile is complete, so that TMA loads the next Q during the softmax and the last P V.
-      // Where the last key tile is masked, ptxas would move the exponentials, and Q is released after the softmax.
-      auto release_q_early = [&](bool is_read) {
-        if (RELEASE_Q_EARLY && is_read) fa::release<Q_EMPTY>(&smem.q_empty);
-      };
-
       // S of this key tile, with P V of the previous one, and then the softmax of this one during P V.
       auto step = [&](auto is_masked) {
         const fa::Ring<STAGES> previous = ring;
@@ -249,7 +243,6 @@ __device__ __forceinline__ void compute(
         pass_turn();
         fa::wgmma_wait_group<1>(s);
         fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
-        if (!decltype(is_masked)::value) release_q_early(j == 0);
         if (decltype(is_masked)::value) fa::mask(s, params, query, first_key + j * BLOCK_N, lane);
         const bool is_raised = softmax.raise_m_if_needed(s, params.scale_log2, params.inverse_scale_log2);
         softmax.exponentials(s, params.scale_log2);
@@ -263,10 +256,9 @@ __device__ __forceinline__ void compute(
       };
 #pragma unroll 1
       for (; j >= first_masked; --j) step(std::true_type());
-      release_q_early(j < 0);
 #pragma unroll 1
       for (; j >= 0; --j) step(std::false_type());
-      if (!RELEASE_Q_EARLY) fa::release<Q_EMPTY>(&smem.q_empty);
+      fa::release<Q_EMPTY>(&smem.q_empty);
 
       // P V of the first key tile.
       fa::wait<V_FULL>(&smem.v_full[ring.stage], ring.phase);

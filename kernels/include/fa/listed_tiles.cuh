@@ -1,4 +1,4 @@
-// List scheduling: the host assigns each work tile to the block that has the least work so far.
+// List scheduling: the host assigns each work tile to the block that has the least work so far, and then evens the lists out.
 #pragma once
 
 #include <stdint.h>
@@ -8,7 +8,6 @@
 #include <functional>
 #include <memory>
 #include <queue>
-#include <utility>
 #include <vector>
 
 #include "fa/launch.h"
@@ -35,28 +34,114 @@ struct ListedTiles {
   __device__ __forceinline__ KeyTiles key_tiles(const WorkTile& work, int) const { return {0, work.key_tiles}; }
 };
 
-// Lists the work tiles [0, tiles) for blocks, in the order of their numbers.  us_of(number) is the time of one.  Returns the time of
-// the block with the most work.
+struct TimedTile {
+  uint16_t number;
+  double us;  // the time that it is expected to take
+};
+
+// The work tiles in the order in which they start: by section, so that K and V of few heads are in L2 at a time, and the longest
+// first, so that short ones are left for the end.  us_of(number) is the time of one.
 template <typename UsOf>
-double list_tiles(int tiles, int blocks, UsOf us_of, ListedTiles* listed) {
-  using Load = std::pair<double, int>;  // the time of a block's work so far, and the block
-  std::priority_queue<Load, std::vector<Load>, std::greater<Load>> loads;
-  for (int block = 0; block < blocks; ++block) loads.push({0.0, block});
-  std::vector<std::vector<uint16_t>> numbers(blocks);
-  double max_us = 0.0;
-  for (int number = 0; number < tiles; ++number) {
-    const auto [us, block] = loads.top();
-    const double end_us = us + us_of(number);
-    loads.pop();
-    loads.push({end_us, block});
-    numbers[block].push_back(static_cast<uint16_t>(number));
-    max_us = std::max(max_us, end_us);
+std::vector<TimedTile> in_starting_order(const TileParams& params, UsOf us_of) {
+  std::vector<TimedTile> tiles;
+  for (int number = 0; number < params.work_tiles; ++number) tiles.push_back({static_cast<uint16_t>(number), us_of(number)});
+  const int section_tiles = params.section_heads * params.m_blocks;
+  std::stable_sort(tiles.begin(), tiles.end(), [&](const TimedTile& one, const TimedTile& other) {
+    const int section = one.number / section_tiles, other_section = other.number / section_tiles;
+    return section != other_section ? section < other_section : one.us > other.us;
+  });
+  return tiles;
+}
+
+// The work tiles of a block, by their places in the order in which all start.
+struct BlockList {
+  std::vector<int> starts;
+  double us = 0.0;  // of all of them
+};
+
+// None, one or two work tiles of a block.
+struct Some {
+  double us;
+  int starts[2];  // -1: no other
+};
+
+// What a block may give to another one, of its work tiles from first_moved on.
+inline std::vector<Some> what_moves(const std::vector<TimedTile>& tiles, const BlockList& list, int first_moved) {
+  std::vector<Some> choices = {{0.0, {-1, -1}}};
+  for (int one : list.starts) {
+    if (one < first_moved) continue;
+    choices.push_back({tiles[one].us, {one, -1}});
+    for (int other : list.starts) {
+      if (other > one) choices.push_back({tiles[one].us + tiles[other].us, {one, other}});
+    }
   }
+  return choices;
+}
+
+inline void give(const Some& some, BlockList& from, BlockList& to) {
+  for (int start : some.starts) {
+    if (start < 0) continue;
+    from.starts.erase(std::find(from.starts.begin(), from.starts.end(), start));
+    to.starts.push_back(start);
+  }
+  from.us -= some.us, to.us += some.us;
+}
+
+// Evens out the lists: while that shortens the longest one, its block exchanges up to two work tiles for up to two of another
+// block.  Only the last three work tiles per block move.  Others would start at another time than their neighbours, and would find
+// less of K and V in L2.
+inline void even_out(const std::vector<TimedTile>& tiles, std::vector<BlockList>& lists) {
+  constexpr int MAX_EXCHANGES = 256, MOVED_PER_BLOCK = 3;
+  constexpr double LEAST_GAIN_US = 1e-3;
+  const int first_moved = static_cast<int>(tiles.size()) - MOVED_PER_BLOCK * static_cast<int>(lists.size());
+  std::vector<BlockList*> shortest_first;
+  for (BlockList& list : lists) shortest_first.push_back(&list);
+  for (int exchange = 0; exchange < MAX_EXCHANGES; ++exchange) {
+    std::sort(shortest_first.begin(), shortest_first.end(), [](auto* one, auto* other) { return one->us < other->us; });
+    BlockList *longest = shortest_first.back(), *partner = nullptr;
+    const std::vector<Some> own = what_moves(tiles, *longest, first_moved);
+    double least_us = longest->us - LEAST_GAIN_US;
+    Some given = {}, taken = {};
+    for (BlockList* list : shortest_first) {
+      if (partner != nullptr || list == longest) break;
+      for (const Some& theirs : what_moves(tiles, *list, first_moved)) {
+        for (const Some& ours : own) {
+          const double longer_us = std::max(longest->us - ours.us + theirs.us, list->us + ours.us - theirs.us);
+          if (longer_us < least_us) least_us = longer_us, partner = list, given = ours, taken = theirs;
+        }
+      }
+    }
+    if (partner == nullptr) break;
+    give(given, *longest, *partner);
+    give(taken, *partner, *longest);
+  }
+  for (BlockList& list : lists) std::sort(list.starts.begin(), list.starts.end());
+}
+
+// Lists the work tiles of a call for blocks.  Returns the time of the block with the most work.
+template <typename UsOf>
+double list_tiles(const TileParams& params, int blocks, UsOf us_of, ListedTiles* listed) {
+  const std::vector<TimedTile> tiles = in_starting_order(params, us_of);
+  std::vector<BlockList> lists(blocks);
+  const auto has_more = [&](int one, int other) {
+    return lists[one].us != lists[other].us ? lists[one].us > lists[other].us : one > other;
+  };
+  std::priority_queue<int, std::vector<int>, decltype(has_more)> least_first(has_more);
+  for (int block = 0; block < blocks; ++block) least_first.push(block);
+  for (int start = 0; start < params.work_tiles; ++start) {
+    const int block = least_first.top();
+    least_first.pop();
+    lists[block].starts.push_back(start), lists[block].us += tiles[start].us;
+    least_first.push(block);
+  }
+  even_out(tiles, lists);
   *listed = {};
   int place = 0;
+  double max_us = 0.0;
   for (int block = 0; block < blocks; ++block) {
-    for (uint16_t number : numbers[block]) listed->numbers[place++] = number;
+    for (int start : lists[block].starts) listed->numbers[place++] = tiles[start].number;
     listed->first[block + 1] = static_cast<uint16_t>(place);
+    max_us = std::max(max_us, lists[block].us);
   }
   return max_us;
 }
@@ -77,7 +162,7 @@ TilePlan make_plan(const TileParams& params, UsOf us_of) {
   const bool fits_list = blocks <= ListedTiles::MAX_BLOCKS && params.work_tiles <= ListedTiles::MAX_TILES;
   if (SHAPE::BLOCKS_PER_SM > 1 || !lengths_differ || !fits_list || params.work_tiles <= blocks) return dealt;
   auto listed = std::make_shared<ListedTiles>();
-  const double us = list_tiles(params.work_tiles, blocks, us_of, listed.get());
+  const double us = list_tiles(params, blocks, us_of, listed.get());
   return us < dealt.us ? TilePlan{us, listed} : dealt;
 }
 
