@@ -43,6 +43,9 @@ enum Barrier {
 constexpr int STAGES = 2;  // key tiles in flight
 constexpr int FIRST_TURN_BARRIER = 1, FIRST_GROUP_BARRIER = 8;  // named barriers, one per computing warpgroup
 
+// In long_from_end, the first work tile of a head is the incomplete one.
+using Params = std::conditional_t<TILES_FROM_END, fa::TilesFromEnd, fa::TileParams>;
+
 // In long_tail, the work tiles of an incomplete last round may be divided by their keys.  At D = 64, ptxas would move the
 // exponentials.
 template <typename SHAPE>
@@ -118,7 +121,7 @@ __device__ __forceinline__ void release_unread(Smem<T, SHAPE>& smem, const fa::R
 // A computing warpgroup: 64 queries of each work tile of this block.
 template <typename T, typename SHAPE, typename DEAL>
 __device__ __forceinline__ void compute(
-    const fa::TileParams& params, const CUtensorMap& o_map, const DEAL& deal, Smem<T, SHAPE>& smem, int group) {
+    const Params& params, const CUtensorMap& o_map, const DEAL& deal, Smem<T, SHAPE>& smem, int group) {
   constexpr int HEAD_DIM = SHAPE::HEAD_DIM, BLOCK_N = SHAPE::BLOCK_N;
   const int thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int lane_row = thread_in_group / WARP * MMA_M + lane / QUAD;  // this lane holds rows lane_row and lane_row + 8
@@ -248,7 +251,7 @@ __device__ __forceinline__ void compute(
 
 template <typename T, typename SHAPE, typename DEAL>
 __global__ void __launch_bounds__(SHAPE::THREADS, SHAPE::BLOCKS_PER_SM)
-long_list_kernel(const __grid_constant__ fa::TileParams params, const __grid_constant__ CUtensorMap q_map,
+long_list_kernel(const __grid_constant__ Params params, const __grid_constant__ CUtensorMap q_map,
                  const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
                  const __grid_constant__ CUtensorMap o_map, const __grid_constant__ DEAL deal) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
@@ -269,7 +272,7 @@ long_list_kernel(const __grid_constant__ fa::TileParams params, const __grid_con
 
 // The estimated time of a work tile.
 template <typename SHAPE>
-double work_tile_us(const fa::TileParams& params, int number) {
+double work_tile_us(const Params& params, int number) {
   using Fitted = fa::FittedCosts<SHAPE>;
   using Causal = fa::CausalCosts<SHAPE>;
   const int key_tiles = fa::make_work_tile<SHAPE>(params, number).key_tiles;
@@ -280,20 +283,20 @@ double work_tile_us(const fa::TileParams& params, int number) {
 
 // How the blocks get the work tiles of a call.
 template <typename SHAPE>
-fa::TilePlan plan_of(const fa::TileParams& params) {
+fa::TilePlan plan_of(const Params& params) {
   return fa::remembered_plan<SHAPE>(params, [&](int number) { return work_tile_us<SHAPE>(params, number); });
 }
 
 constexpr double MERGE_US = 6.0;  // to merge the parts of a work tile; calculated
 
 template <typename SHAPE>
-fa::Division division_of(const FaForwardArgs* args, const fa::TileParams& params) {
+fa::Division division_of(const FaForwardArgs* args, const Params& params) {
   return fa::divide_last_round<SHAPE, fa::FittedCosts<SHAPE>>(args, params, MERGE_US);
 }
 
 // The time of the SM with the most work in long_tail.
 template <typename SHAPE>
-double shape_us(const FaForwardArgs* args, const fa::TileParams& params) {
+double shape_us(const FaForwardArgs* args, const Params& params) {
   if constexpr (MAY_DIVIDE<SHAPE>) {
     const fa::Division division = division_of<SHAPE>(args, params);
     if (division.tiles > 0 && !fa::has_many_rounds<SHAPE>(params)) {
@@ -309,7 +312,7 @@ double shape_us(const FaForwardArgs* args, const fa::TileParams& params) {
 // Estimates the time of a call.  Returns infinity if the shape refuses the call.
 template <typename SHAPE>
 double estimated_us(const FaForwardArgs* args) {
-  fa::TileParams params;
+  Params params;
   return fa::make_tile_params<SHAPE>(args, &params) == FA_OK ? shape_us<SHAPE>(args, params) : INFINITY;
 }
 
@@ -321,7 +324,7 @@ size_t result_bytes(const fa::Division& division) {
 
 template <typename SHAPE>
 size_t workspace_bytes(const FaForwardArgs* args) {
-  fa::TileParams params;
+  Params params;
   if (fa::make_tile_params<SHAPE>(args, &params) != FA_OK) return 0;
   const fa::Division division = division_of<SHAPE>(args, params);
   return result_bytes<SHAPE>(division) + size_t(division.tiles) * SHAPE::GROUPS * division.parts * sizeof(uint64_t);
@@ -329,7 +332,7 @@ size_t workspace_bytes(const FaForwardArgs* args) {
 
 // Fills `split` and returns FA_OK, or refuses the call.
 template <typename SHAPE>
-int make_split(const FaForwardArgs* args, const fa::TileParams& params, fa::SplitTiles* split) {
+int make_split(const FaForwardArgs* args, const Params& params, fa::SplitTiles* split) {
   const fa::Division division = division_of<SHAPE>(args, params);
   const size_t bytes = workspace_bytes<SHAPE>(args);
   if (args->workspace_bytes < bytes || reinterpret_cast<uintptr_t>(args->workspace) % alignof(float4) != 0) {
@@ -342,7 +345,7 @@ int make_split(const FaForwardArgs* args, const fa::TileParams& params, fa::Spli
 }
 
 template <typename T, typename SHAPE, typename DEAL>
-int launch_kernel(const FaForwardArgs* args, const fa::TileParams& params, const DEAL& deal, cudaStream_t stream) {
+int launch_kernel(const FaForwardArgs* args, const Params& params, const DEAL& deal, cudaStream_t stream) {
   fa::TensorMaps maps;
   if (int status = fa::make_tensor_maps<SHAPE>(args, &maps)) return status;
   const auto kernel = &long_list_kernel<T, SHAPE, DEAL>;
@@ -357,7 +360,7 @@ int launch_kernel(const FaForwardArgs* args, const fa::TileParams& params, const
 
 template <typename T, typename SHAPE>
 int launch_shape(const FaForwardArgs* args, cudaStream_t stream) {
-  fa::TileParams params;
+  Params params;
   if (int status = fa::make_tile_params<SHAPE>(args, &params)) return status;
   if constexpr (SHAPE::BLOCKS_PER_SM == 1) {
     const fa::TilePlan plan = plan_of<SHAPE>(params);

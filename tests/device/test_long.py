@@ -30,6 +30,7 @@ RUNGS = (
     "long_split",
     "long_next_q",
     "long_tail",
+    "long_from_end",
 )
 # The number of warpgroups is the one that long_shapes chooses on a GPU with 132 SMs.
 SHAPES = (

@@ -22,7 +22,7 @@ CASES = {
     "decode_cluster": (64, "b1h8s1d64-fp16-kv2-sk1000", 24),
     "decode_short": (64, "b1h8s1d64-fp16-kv2-sk1000", 24),
     "long_ring": (64, "b1h3s300d64-fp16-causal-sk1100", 2),
-    "long_next_q": (128, "b1h2s257d128-fp16-causal", 2),
+    "long_from_end": (128, "b1h2s257d128-fp16-causal", 2),
     "fp8_wgmma": (64, "b1h4s150d64-e4m3-kv2-sk300", 3),
     "fp8_max": (64, "b1h4s150d64-e4m3-kv2-sk300", 3),
     "fp8_keys": (128, "b1h2s150d128-e4m3-causal_br-sk300", 3),

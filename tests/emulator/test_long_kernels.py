@@ -31,6 +31,7 @@ RUNGS = (
     "long_split",
     "long_next_q",
     "long_tail",
+    "long_from_end",
 )
 # Shapes, and the number of SMs.
 SHAPES = (
@@ -71,7 +72,7 @@ def test_as_many_work_tiles_as_multiprocessors(build: Build, rung: str, work_til
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("rung", ["long_split", "long_next_q"])
+@pytest.mark.parametrize("rung", ["long_split", "long_from_end"])
 @pytest.mark.parametrize(("shape", "sms"), SPLIT)
 def test_divided_work_tiles_are_merged(build: Build, rung: str, shape: str, sms: int, order: str) -> None:
     """The parts of a work tile give the right output, in the first call and in later ones with the same workspace."""
@@ -81,7 +82,7 @@ def test_divided_work_tiles_are_merged(build: Build, rung: str, shape: str, sms:
     assert marks_left(kernel) == 0  # the next call would merge the parts of this one
 
 
-@pytest.mark.parametrize("rung", ["long_split", "long_next_q"])
+@pytest.mark.parametrize("rung", ["long_split", "long_from_end"])
 @pytest.mark.parametrize("shape", [0, 1, 2])
 def test_work_tiles_of_each_size_can_be_divided(build: Build, rung: str, shape: int) -> None:
     """The result is right with two, three and one warpgroups per work tile."""
@@ -122,7 +123,7 @@ def test_work_tiles_are_dealt_to_more_blocks_than_a_list_has(build: Build) -> No
     assert not kernel.took("ListedTiles")
 
 
-@pytest.mark.parametrize("rung", ["long_split", "long_next_q"])
+@pytest.mark.parametrize("rung", ["long_split", "long_from_end"])
 def test_divided_work_tiles_always_have_the_same_bits(build: Build, rung: str) -> None:
     """The order in which the parts are stored does not matter, nor how many blocks run at the same time."""
     kernel, case = build(rung), parse_case(f"{SPLIT[0][0]}-seed0")

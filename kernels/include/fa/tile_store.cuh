@@ -4,6 +4,7 @@
 #include <math_constants.h>
 
 #include "fa/omit.cuh"
+#include "fa/schedule.cuh"
 #include "fa/shape.cuh"
 #include "fa/warp.cuh"
 #include "fa/warpgroup.cuh"
@@ -18,7 +19,7 @@ __device__ __forceinline__ void normalise_row(
   const float inverse_l = l == 0.0f ? 0.0f : 1.0f / l;
 #pragma unroll
   for (int d = 0; d < O_TILES; ++d) o[d][2 * r] *= inverse_l, o[d][2 * r + 1] *= inverse_l;
-  if (params.lse != nullptr && lane % QUAD == 0 && query + r * 8 < params.seq_q) {
+  if (params.lse != nullptr && lane % QUAD == 0 && has_query(params, query + r * 8)) {
     float* lse_gmem = params.lse + (uint64_t(head.batch) * params.heads + head.query_head) * params.seq_q;
     lse_gmem[query + r * 8] = l == 0.0f ? -CUDART_INF_F : (m_log2 + log2f(l)) * CUDART_LN2_F;
   }

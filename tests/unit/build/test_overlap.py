@@ -34,7 +34,7 @@ START = re.compile(
 )
 MAX_MOVES = 4  # from a register per lane to a uniform one, in a step
 
-RUNGS = ("long_overlap", "long_next_q", "long_tail", "fp8_tiles", "fp8_max", "fp8_keys", "fp8_split")
+RUNGS = ("long_overlap", "long_tail", "long_from_end", "fp8_tiles", "fp8_max", "fp8_keys", "fp8_split")
 
 
 @pytest.fixture(scope="module", params=RUNGS)
