@@ -43,7 +43,7 @@ enum Barrier {
 constexpr int STAGES = 2;  // key tiles in flight
 constexpr int FIRST_TURN_BARRIER = 1, FIRST_GROUP_BARRIER = 8;  // named barriers, one per computing warpgroup
 
-// In long_from_end, the first work tile of a head is the incomplete one.
+// In long_from_end, the first work tile of a head may have warpgroups without queries.
 using Params = std::conditional_t<TILES_FROM_END, fa::TilesFromEnd, fa::TileParams>;
 
 // In long_tail, the work tiles of an incomplete last round may be divided by their keys.  At D = 64, ptxas would move the

@@ -161,6 +161,7 @@ void load_bytes(void* to_smem, const void* from_gmem, size_t bytes, const void* 
 }
 
 void store_box(const CUtensorMap& tensor, const int (&first)[4], const void* from_smem) {
+  if (*std::min_element(first, first + 4) < 0) fail("a TMA store begins before its tensor");  // a GPU ends the kernel
   const TensorMap map = tensor_map_of(tensor);
   unsigned char* smem = block().smem;
   const size_t offset = smem_offset(from_smem);

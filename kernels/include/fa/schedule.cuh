@@ -25,7 +25,7 @@ __host__ __device__ __forceinline__ int visible_key_tiles(const PARAMS& params, 
   return visible_keys > 0 ? (visible_keys + SHAPE::BLOCK_N - 1) / SHAPE::BLOCK_N : 0;
 }
 
-// How many rows of the first work tile of a head lie before its first query; 0 if the last work tile is the incomplete one.
+// How many rows the first work tile of a head has before its first query.
 template <typename PARAMS>
 __host__ __device__ __forceinline__ constexpr int rows_before(const PARAMS&) {
   return 0;

@@ -28,9 +28,9 @@ struct TileParams {
   uint32_t kv_head_factor;  // about 2^31 / (heads / kv_heads), see kv_head_of
 };
 
-// The same for work tiles that are counted from the last query, so that the incomplete one has the first queries.
+// The same where warpgroups without queries belong to the first work tile of a head, not to its last one.
 struct TilesFromEnd : TileParams {
-  int missing_queries;  // of the first work tile of each head
+  int missing_queries;  // of the first work tile: those of whole warpgroups, because TMA stores no box that begins before a tensor
 };
 __host__ __device__ __forceinline__ int rows_before(const TilesFromEnd& params) { return params.missing_queries; }
 __device__ __forceinline__ bool has_query(const TilesFromEnd& params, int query) { return query >= 0 && query < params.seq_q; }
@@ -72,7 +72,7 @@ int make_tile_params(const FaForwardArgs* args, TileParams* params) {
 template <typename SHAPE>
 int make_tile_params(const FaForwardArgs* args, TilesFromEnd* params) {
   if (int status = make_tile_params<SHAPE>(args, static_cast<TileParams*>(params))) return status;
-  params->missing_queries = params->m_blocks * SHAPE::BLOCK_M - params->seq_q;
+  params->missing_queries = (params->m_blocks * SHAPE::BLOCK_M - params->seq_q) / GROUP_M * GROUP_M;
   return FA_OK;
 }
 

@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_o(T* o_smem, const float (&o)[TILES][4], c
   write_o<O_TILES>(o_smem, o, thread_in_group, lane);
   sync_threads<O_WRITTEN, GROUP_THREADS>(named_barrier);
   const int first_query = block_query + group * GROUP_M;
-  if (thread_in_group == 0 && first_query < params.seq_q) {
+  if (thread_in_group == 0 && has_query(params, first_query)) {
 #pragma unroll
     for (int d = 0; d < O_TILES * MMA_N; d += BOX_COLUMNS) {
       cp_async_bulk_tensor_4d_store(o_map, d, first_query, head.query_head, head.batch, o_smem + d * GROUP_M);
