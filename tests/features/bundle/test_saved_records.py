@@ -8,7 +8,6 @@ from pathlib import Path
 from pytest_fa.features.bundle.plausible import implausible
 from pytest_fa.features.bundle.recompute import contradictions
 from pytest_fa.features.gate.gated import Gate
-from pytest_fa.features.gate.intervals import PROCESS_SD
 from pytest_fa.features.gate.noise import Noise, read_noise
 from pytest_fa.records.agreement import WITHOUT_JUDGE
 from pytest_fa.records.ceilings import read_ceilings
@@ -28,14 +27,10 @@ BY_A_NARROWER_LIMIT = {
     "long_shapes-b4h16s2048d128-fp16-causal-seed0",
     "sdpa_flash-b32h32s1d128-fp16-kv8-sk4096-seed0",
 }
-# The gate of long_tail of this commit had no noise.json, and so the noise of an unknown machine, which is larger.
-WITHOUT_NOISE = "ba0015d9"
 
 
 def process_sd(record: Record, noise: Noise, earlier: Noise) -> float:
     """The standard deviation of process means that was known when the record was made."""
-    if (record.variant, str(record.source.commit)[:8]) == ("long_tail", WITHOUT_NOISE):
-        return PROCESS_SD
     return (noise if record.measured_at > noise.measured_at else earlier).process_sd
 
 
