@@ -1,7 +1,7 @@
 // long_list: under a causal mask, the host assigns the work tiles by list scheduling.
 // step:    the host lists the work tiles of each block, the longest first and evened out, where that takes less time than dealing
 // because: dealt like cards, the work tiles of three warpgroups at D = 128 give the busiest SM 7 % more work than the average at
-//          b4h16s2048 with a causal mask, and 5 % at b2h16s4096; by calculation, lists leave less than 1 %
+//          b4h16s2048 with a causal mask, and 5 % at b2h16s4096; by calculation, lists leave about 1 %
 // expect:  with a causal mask at D = 128, 5 % less time than long_fitted at b4h16s2048, and 3 % at b2h16s4096; with 8192 keys or
 //          more, at D = 64, and without a mask the same time
 // diff:    the lists, which are a parameter of the kernel, and the times of work tiles under a causal mask
@@ -23,6 +23,7 @@
 #include "fa/split_tiles.cuh"
 #include "fa/tile_params.cuh"
 #include "fa/tile_store.cuh"
+#include "fa/tiles_from_end.cuh"
 #include "fa/warpgroup.cuh"
 
 using fa::BOX_COLUMNS, fa::GROUP_M, fa::GROUP_THREADS, fa::LANE_ROWS, fa::MMA_M, fa::QUAD, fa::WARP;
@@ -276,9 +277,9 @@ double work_tile_us(const Params& params, int number) {
   using Fitted = fa::FittedCosts<SHAPE>;
   using Causal = fa::CausalCosts<SHAPE>;
   const int key_tiles = fa::make_work_tile<SHAPE>(params, number).key_tiles;
-  const bool lengths_differ = params.first_diagonal < params.seq_k;
-  return lengths_differ ? key_tiles * Causal::KEY_TILE_US + Causal::WORK_TILE_US
-                        : key_tiles * Fitted::KEY_TILE_US + Fitted::WORK_TILE_US;
+  const bool hides_keys = params.first_diagonal < params.seq_k;
+  return hides_keys ? key_tiles * Causal::KEY_TILE_US + Causal::WORK_TILE_US
+                    : key_tiles * Fitted::KEY_TILE_US + Fitted::WORK_TILE_US;
 }
 
 // How the blocks get the work tiles of a call.
@@ -294,7 +295,7 @@ fa::Division division_of(const FaForwardArgs* args, const Params& params) {
   return fa::divide_last_round<SHAPE, fa::FittedCosts<SHAPE>>(args, params, MERGE_US);
 }
 
-// The time of the SM with the most work in long_tail.
+// The time of the SM with the most work.
 template <typename SHAPE>
 double shape_us(const FaForwardArgs* args, const Params& params) {
   if constexpr (MAY_DIVIDE<SHAPE>) {

@@ -110,8 +110,8 @@ def test_each_rung_chooses_by_its_own_times(build: Build, times: str) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_listed_work_tiles_are_right(build: Build, head_dim: int, order: str) -> None:
-    """By calculation, a list of these work tiles takes 0.89 and 0.91 of the time of dealing, so that it is kept."""
-    kernel, schedule = build("long_list", head_dim, ONLY_SHAPE=1), Schedule(1, 3, ORDERS[order])
+    """By calculation, a list of these work tiles takes less time than dealing, so that it is kept."""
+    kernel, schedule = build("long_from_end", head_dim, ONLY_SHAPE=1), Schedule(1, 3, ORDERS[order])
     assert complaints(kernel, f"b1h5s300d{head_dim}-fp16-causal", schedule) == []
     assert kernel.took("ListedTiles")
 

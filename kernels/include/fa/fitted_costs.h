@@ -1,4 +1,4 @@
-// The times by which long_fitted, long_list and long_tail choose a shape.
+// The times by which long_fitted and later rungs choose a shape, and list work tiles.
 #pragma once
 
 #include "fa/shape.cuh"
@@ -19,8 +19,8 @@ struct FittedCosts<Shape<128, GROUPS, BLOCK_N, BLOCKS>> {
   static constexpr double WORK_TILE_US = GROUPS == 1 ? 1.75 : GROUPS == 2 ? 3.0 : 3.5;
 };
 
-// The same under a causal mask, for the work tiles of a block whose warpgroups see different numbers of key tiles: a work tile counts
-// with all key tiles of the warpgroup that sees most.  Fitted to 17 problems of 512 to 8192 keys on one card.
+// Costs under a causal mask.  A work tile counts with the key tiles of the warpgroup that sees most, because the others wait for it.
+// Fitted to 17 problems of 512 to 8192 keys on one card.
 template <typename SHAPE>
 struct CausalCosts {
   static constexpr int GROUPS = SHAPE::GROUPS;
@@ -28,7 +28,7 @@ struct CausalCosts {
                                                                    : GROUPS == 2 ? 531
                                                                    : GROUPS == 3 ? 638
                                                                                  : 649)
-                                                                : (GROUPS == 1 ? 640 : GROUPS == 2 ? 720 : 795);
+                                                                : FittedCosts<SHAPE>::STEADY_TFLOPS;
   static constexpr double KEY_TILE_US = Costs<SHAPE>::KEY_TILE_US * Costs<SHAPE>::STEADY_TFLOPS / STEADY_TFLOPS;
   static constexpr double WORK_TILE_US = SHAPE::HEAD_DIM == 64 ? (GROUPS == 1 ? 1.5 : 1.7) : GROUPS == 1 ? 1.75 : 2.0;
 };

@@ -88,8 +88,8 @@ inline void give(const Some& some, BlockList& from, BlockList& to) {
 }
 
 // Evens out the lists: while that shortens the longest one, its block exchanges up to two work tiles for up to two of another
-// block.  Only the last three work tiles per block move.  Others would start at another time than their neighbours, and would find
-// less of K and V in L2.
+// block.  Only work tiles that start last move, three times as many as blocks.  Others would start at another time than their
+// neighbours, and would find less of K and V in L2.
 inline void even_out(const std::vector<TimedTile>& tiles, std::vector<BlockList>& lists) {
   constexpr int MAX_EXCHANGES = 256, MOVED_PER_BLOCK = 3;
   constexpr double LEAST_GAIN_US = 1e-3;

@@ -28,13 +28,6 @@ struct TileParams {
   uint32_t kv_head_factor;  // about 2^31 / (heads / kv_heads), see kv_head_of
 };
 
-// The same where warpgroups without queries belong to the first work tile of a head, not to its last one.
-struct TilesFromEnd : TileParams {
-  int missing_queries;  // of the first work tile: those of whole warpgroups, because TMA stores no box that begins before a tensor
-};
-__host__ __device__ __forceinline__ int rows_before(const TilesFromEnd& params) { return params.missing_queries; }
-__device__ __forceinline__ bool has_query(const TilesFromEnd& params, int query) { return query >= 0 && query < params.seq_q; }
-
 // The tensors of a call.
 struct TensorMaps {
   CUtensorMap q, k, v, o;
@@ -66,13 +59,6 @@ int make_tile_params(const FaForwardArgs* args, TileParams* params) {
              section_heads_of(args, 2),
              static_cast<int>(m_blocks * batch_heads),
              all_params.kv_head_factor};
-  return FA_OK;
-}
-
-template <typename SHAPE>
-int make_tile_params(const FaForwardArgs* args, TilesFromEnd* params) {
-  if (int status = make_tile_params<SHAPE>(args, static_cast<TileParams*>(params))) return status;
-  params->missing_queries = (params->m_blocks * SHAPE::BLOCK_M - params->seq_q) / GROUP_M * GROUP_M;
   return FA_OK;
 }
 

@@ -4,12 +4,17 @@
 #include <math_constants.h>
 
 #include "fa/omit.cuh"
-#include "fa/schedule.cuh"
 #include "fa/shape.cuh"
 #include "fa/warp.cuh"
 #include "fa/warpgroup.cuh"
 
 namespace fa {
+
+// Whether a row of a work tile is not before the first query.
+template <typename PARAMS>
+__device__ __forceinline__ bool is_query(const PARAMS&, int) {
+  return true;
+}
 
 // Divides a row of O by its row sum l, and stores its log-sum-exp.  A row that sees no key is zero, and its log-sum-exp is -inf.
 // The lane's rows are `query` and `query` + 8.
@@ -19,7 +24,7 @@ __device__ __forceinline__ void normalise_row(
   const float inverse_l = l == 0.0f ? 0.0f : 1.0f / l;
 #pragma unroll
   for (int d = 0; d < O_TILES; ++d) o[d][2 * r] *= inverse_l, o[d][2 * r + 1] *= inverse_l;
-  if (params.lse != nullptr && lane % QUAD == 0 && has_query(params, query + r * 8)) {
+  if (params.lse != nullptr && lane % QUAD == 0 && is_query(params, query + r * 8) && query + r * 8 < params.seq_q) {
     float* lse_gmem = params.lse + (uint64_t(head.batch) * params.heads + head.query_head) * params.seq_q;
     lse_gmem[query + r * 8] = l == 0.0f ? -CUDART_INF_F : (m_log2 + log2f(l)) * CUDART_LN2_F;
   }
@@ -60,7 +65,7 @@ __device__ __forceinline__ void store_o(T* o_smem, const float (&o)[TILES][4], c
   write_o<O_TILES>(o_smem, o, thread_in_group, lane);
   sync_threads<O_WRITTEN, GROUP_THREADS>(named_barrier);
   const int first_query = block_query + group * GROUP_M;
-  if (thread_in_group == 0 && has_query(params, first_query)) {
+  if (thread_in_group == 0 && is_query(params, first_query) && first_query < params.seq_q) {
 #pragma unroll
     for (int d = 0; d < O_TILES * MMA_N; d += BOX_COLUMNS) {
       cp_async_bulk_tensor_4d_store(o_map, d, first_query, head.query_head, head.batch, o_smem + d * GROUP_M);
