@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <memory>
 #include <queue>
 #include <vector>
@@ -61,8 +60,8 @@ struct BlockList {
 
 // None, one or two work tiles of a block.
 struct Some {
-  double us;
-  int starts[2];  // -1: no other
+  double us;      // of both
+  int starts[2];  // -1: no work tile
 };
 
 // What a block may give to another one, of its work tiles from first_moved on.
@@ -78,21 +77,21 @@ inline std::vector<Some> what_moves(const std::vector<TimedTile>& tiles, const B
   return choices;
 }
 
-inline void give(const Some& some, BlockList& from, BlockList& to) {
-  for (int start : some.starts) {
+inline void give(const Some& given, BlockList& from, BlockList& to) {
+  for (int start : given.starts) {
     if (start < 0) continue;
     from.starts.erase(std::find(from.starts.begin(), from.starts.end(), start));
     to.starts.push_back(start);
   }
-  from.us -= some.us, to.us += some.us;
+  from.us -= given.us, to.us += given.us;
 }
 
 // Evens out the lists: while that shortens the longest one, its block exchanges up to two work tiles for up to two of another
-// block.  Only work tiles that start last move, three times as many as blocks.  Others would start at another time than their
-// neighbours, and would find less of K and V in L2.
+// block.  Only work tiles that start last move, three times as many as blocks.  Any other one would start at another time than those
+// of the same head, and would find less of its K and V in L2.
 inline void even_out(const std::vector<TimedTile>& tiles, std::vector<BlockList>& lists) {
   constexpr int MAX_EXCHANGES = 256, MOVED_PER_BLOCK = 3;
-  constexpr double LEAST_GAIN_US = 1e-3;
+  constexpr double MIN_GAIN_US = 1e-3;
   const int first_moved = static_cast<int>(tiles.size()) - MOVED_PER_BLOCK * static_cast<int>(lists.size());
   std::vector<BlockList*> shortest_first;
   for (BlockList& list : lists) shortest_first.push_back(&list);
@@ -100,14 +99,14 @@ inline void even_out(const std::vector<TimedTile>& tiles, std::vector<BlockList>
     std::sort(shortest_first.begin(), shortest_first.end(), [](auto* one, auto* other) { return one->us < other->us; });
     BlockList *longest = shortest_first.back(), *partner = nullptr;
     const std::vector<Some> own = what_moves(tiles, *longest, first_moved);
-    double least_us = longest->us - LEAST_GAIN_US;
+    double min_us = longest->us - MIN_GAIN_US;
     Some given = {}, taken = {};
     for (BlockList* list : shortest_first) {
       if (partner != nullptr || list == longest) break;
       for (const Some& theirs : what_moves(tiles, *list, first_moved)) {
         for (const Some& ours : own) {
           const double longer_us = std::max(longest->us - ours.us + theirs.us, list->us + ours.us - theirs.us);
-          if (longer_us < least_us) least_us = longer_us, partner = list, given = ours, taken = theirs;
+          if (longer_us < min_us) min_us = longer_us, partner = list, given = ours, taken = theirs;
         }
       }
     }
@@ -126,13 +125,13 @@ double list_tiles(const TileParams& params, int blocks, UsOf us_of, ListedTiles*
   const auto has_more = [&](int one, int other) {
     return lists[one].us != lists[other].us ? lists[one].us > lists[other].us : one > other;
   };
-  std::priority_queue<int, std::vector<int>, decltype(has_more)> least_first(has_more);
-  for (int block = 0; block < blocks; ++block) least_first.push(block);
+  std::priority_queue<int, std::vector<int>, decltype(has_more)> by_load(has_more);
+  for (int block = 0; block < blocks; ++block) by_load.push(block);
   for (int start = 0; start < params.work_tiles; ++start) {
-    const int block = least_first.top();
-    least_first.pop();
+    const int block = by_load.top();
+    by_load.pop();
     lists[block].starts.push_back(start), lists[block].us += tiles[start].us;
-    least_first.push(block);
+    by_load.push(block);
   }
   even_out(tiles, lists);
   *listed = {};

@@ -8,7 +8,7 @@ namespace fa {
 
 // BLOCK_M queries of one head, and the key tiles that they see.
 struct WorkTile {
-  int first_query, batch_head;  // the first query is below zero where params have rows before it
+  int first_query, batch_head;  // first_query is negative if the tile begins before the first query
   int key_tiles;  // tiles with a key that any query of the block sees
 };
 
@@ -25,7 +25,7 @@ __host__ __device__ __forceinline__ int visible_key_tiles(const PARAMS& params, 
   return visible_keys > 0 ? (visible_keys + SHAPE::BLOCK_N - 1) / SHAPE::BLOCK_N : 0;
 }
 
-// Whether the first work tile of a head may have rows before its first query, and how many it has.
+// Whether the first work tile of a head may have rows before the first query.  If so, rows_before(params) says how many.
 template <typename PARAMS>
 inline constexpr bool HAS_ROWS_BEFORE = false;
 template <typename PARAMS>
@@ -41,7 +41,8 @@ __host__ __device__ __forceinline__ WorkTile make_work_tile(const PARAMS& params
   const uint32_t left_heads = params.batch_heads - first_head, full_heads = params.section_heads;
   const uint32_t section_heads = left_heads < full_heads ? left_heads : full_heads;
   const uint32_t row = in_section / section_heads, sections_left = (left_heads - 1) / full_heads;
-  const int first_query = (sections_left % 2 ? row : params.m_blocks - 1 - row) * SHAPE::BLOCK_M - (HAS_ROWS_BEFORE<PARAMS> ? rows_before(params) : 0);
+  const int first_query = (sections_left % 2 ? row : params.m_blocks - 1 - row) * SHAPE::BLOCK_M -
+                          (HAS_ROWS_BEFORE<PARAMS> ? rows_before(params) : 0);
   const int end_query = params.seq_q < first_query + SHAPE::BLOCK_M ? params.seq_q : first_query + SHAPE::BLOCK_M;
   const int key_tiles = visible_key_tiles<SHAPE>(params, end_query);
   return {first_query, static_cast<int>(first_head + in_section % section_heads), key_tiles};

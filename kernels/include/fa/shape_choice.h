@@ -67,7 +67,7 @@ double busiest_sm_us(const PARAMS& params, int tiles, UsOf us_of) {
   return max_us;
 }
 
-// Returns the index of the least of the estimated times.  Choices are remembered, because one takes longer than a launch.  A call that
+// Returns the index of the least of the estimated times.  Choices are remembered: one takes longer than a launch.  A call that
 // every shape refuses, for example for its pointers, has none.
 inline int fastest_shape(const FaForwardArgs* args, std::initializer_list<double (*)(const FaForwardArgs*)> estimates) {
   using Problem = std::array<int64_t, 11>;
