@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
@@ -97,7 +98,7 @@ def _open_to_append(path: str, flags: int) -> int:
 def replace_records(path: Path, records: list[Record]) -> None:
     """Write a file with these records only.  A reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _replacing(path) as stream:
+    with _locked(path.parent), _replacing(path) as stream:
         stream.writelines(to_json(record) + b"\n" for record in records)
 
 
@@ -106,7 +107,7 @@ def keep_records(path: Path, kept: Iterable[Record]) -> None:
 
     Raises `UnreadableRecords` for a file that cannot be read, which is not written.
     """
-    with _replacing(path) as stream:
+    with _locked(path.parent), _replacing(path) as stream:
         _copy_bad_lines(path, stream, ())
         stream.writelines(compact_lines(kept))
 
@@ -130,7 +131,7 @@ def save_records(records: list[Record], folder: Path, root: Path | None = None) 
     rerun command must be equal as well.  A failure is saved beside the newest answer, and replaces an earlier failure;
     `standing.Rank` has the order.  All other lines stay, and those that are no records of this version
     stay unchanged.  The lines are compact: what records share is written once.  The new file is written next to the old
-    one and renamed, so that a kill does not damage the old file.
+    one and renamed, so that a kill does not damage the old file.  Other processes that save in the folder wait.
 
     Raises `UnreadableRecords` for a file that cannot be read, which is not written.
     """
@@ -139,9 +140,24 @@ def save_records(records: list[Record], folder: Path, root: Path | None = None) 
         files.setdefault(saved_path(folder, record), []).append(record)
     for path, new_records in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(path) as stream:
+        with _locked(path.parent), _replacing(path) as stream:
             _write_saved(stream, path, new_records, root)
     return list(files)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from saving in a folder, so that nothing is lost that two of them save at the same time.
+
+    A file system without locks has none.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # which releases the lock
 
 
 def _write_saved(stream: BinaryIO, path: Path, new_records: list[Record], root: Path | None) -> None:

@@ -1,5 +1,7 @@
 """In place of pytest: saves a result of each test on its command line, as `FAKE_CARD` and `FAKE_OUTCOME` say.
 
+Without `FAKE_CARD`, the card is named like the visible GPU.
+
 A test of the variant `FAKE_SLOW` saves nothing until the process is interrupted.  `FAKE_LOG` gets a line per process.
 """
 
@@ -53,7 +55,7 @@ def _result(kind: str, variant: str, case: str) -> Record:
         speed=speed(2.0) if is_timed else None,
         environment=ENVIRONMENT,
         source=read_source(Path.cwd()),
-        machine=MachineIdentity("host", os.environ["FAKE_CARD"]),
+        machine=MachineIdentity("host", os.environ.get("FAKE_CARD", os.environ["CUDA_VISIBLE_DEVICES"])),
         measured_at=f"2026-11-30T00:00:{time.monotonic() % 60:09.6f}+00:00",
     )
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +61,7 @@ def root(tmp_path: Path, write_variant: WriteVariant, monkeypatch: pytest.Monkey
     monkeypatch.setenv("FAKE_LOG", str(tmp_path / "log"))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     gpu = Gpu("NVIDIA H200", "GPU-1", (9, 0), "580", "13.0")
-    monkeypatch.setattr(measure, "find_gpu", lambda: gpu)
+    monkeypatch.setattr(measure, "find_gpus", lambda: [gpu])
     use_card(monkeypatch, "one")
     return root
 
@@ -111,6 +115,11 @@ def save(root: Path, *records: Record) -> None:
     save_records(list(records), root / "profiles")
 
 
+def saved(root: Path, variant: str) -> list[Record]:
+    """The saved records of a variant."""
+    return list(read_records(root / "profiles" / "nvidia-h200" / f"{variant}.jsonl"))
+
+
 def checked(root: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines of `--check` without the last one; its status is 1 if there is a fault, else 0."""
     status = main(["--check"], root)
@@ -124,7 +133,7 @@ def checked(root: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def plan_of(root: Path, card: str | None = "one") -> TablePlan:
     """What is left to measure of the commit that is checked out."""
-    return make_plan(ShownPages(root), read_source(root), card)
+    return make_plan(ShownPages(root), read_source(root), (card,))
 
 
 def test_the_plan_has_what_the_tables_show(root: Path) -> None:
@@ -306,6 +315,57 @@ def test_failures_are_results(root: Path) -> None:
     assert [*plan_of(root).left.values()] == [0, 0]
 
 
+def use_cards(monkeypatch: pytest.MonkeyPatch, *uuids: str) -> None:
+    """Let there be these GPUs, whose cards have the same names."""
+    gpus = [Gpu("NVIDIA H200", uuid, (9, 0), "580", "13.0") for uuid in uuids]
+    monkeypatch.setattr(measure, "find_gpus", lambda: gpus)
+    monkeypatch.setattr(measure, "hash_of_gpu", lambda _cache, gpu: gpu.uuid)
+    monkeypatch.delenv("FAKE_CARD")
+
+
+def test_several_gpus_measure_at_the_same_time(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has a process of its own, and each table is of one of them."""
+    use_cards(monkeypatch, "GPU-1", "GPU-2")
+    assert main(["--run"], root, FAKE) == 0
+    assert sorted(processes(root)) == ["speed:first speed:second", "speed:third"]
+    cards = {name: {each.machine.gpu_hash for each in saved(root, name) if each.machine} for name in ("first", "third")}
+    assert cards == {"first": {"GPU-1"}, "third": {"GPU-2"}}
+    assert "2 pieces, about 0 minutes" in capsys.readouterr().out
+    assert main(["--check"], root) == 0
+
+
+def test_a_table_stays_with_the_card_that_began_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another one has measured of it could not be kept."""
+    use_cards(monkeypatch, "GPU-1", "GPU-2")
+    save(root, timed(root, "first", machine=MachineIdentity("host", "GPU-2")))
+    plan = make_plan(ShownPages(root), read_source(root), ("GPU-1", "GPU-2"))
+    assert {piece.card: [each.variant for each in piece.results] for piece in plan.pieces} == {
+        "GPU-1": ["third"],
+        "GPU-2": ["second"],
+    }
+
+
+def test_an_interrupted_run_ends_its_processes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They save what they have first."""
+    use_cards(monkeypatch, "GPU-1", "GPU-2")
+    monkeypatch.setenv("FAKE_SLOW", "third")
+    log = root.parent / "log"
+
+    def interrupt() -> None:
+        while not (log.exists() and "third" in log.read_text(encoding="utf-8")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt, daemon=True)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        main(["--run"], root, FAKE)
+    interrupting.join()
+    assert len(saved(root, "third")) == 1
+
+
 def test_after_another_card_a_table_starts_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the first card has measured of a table that is not done is measured again; a table that is done stays."""
     save(root, timed(root, "first"), timed(root, "third"))
@@ -371,8 +431,8 @@ def test_a_run_that_cannot_count_is_refused(
     elif spoil == "no git":
         shutil.rmtree(root / ".git")
     else:
-        gpu = Gpu("NVIDIA B200", "GPU-2", (10, 0), "580", "13.0") if spoil == "another GPU" else None
-        monkeypatch.setattr(measure, "find_gpu", lambda: gpu)
+        gpus = [Gpu("NVIDIA B200", "GPU-2", (10, 0), "580", "13.0")] if spoil == "another GPU" else []
+        monkeypatch.setattr(measure, "find_gpus", lambda: gpus)
     read_source.cache_clear()
     assert main(["--run"], root, FAKE) == 2
     (sentence,) = capsys.readouterr().err.splitlines()

@@ -1,7 +1,7 @@
 """Measures again what README, docs and ladders show.
 
     python -m tools.measure                    what is left to measure of this commit, and how long that takes
-    python -m tools.measure --run              measure it, in a clean tree, and save it in profiles/
+    python -m tools.measure --run              measure it on all visible GPUs, in a clean tree, and save it in profiles/
     python -m tools.measure --run --seconds N  begin only what is expected to end within N seconds
     python -m tools.measure --check            which rows are stale, dirty, mixed, missing or of another method
     python -m tools.measure --prune            remove checks of earlier sources that no table shows and that passed
@@ -26,7 +26,7 @@ from pytest_fa.options.options import default_cache
 from pytest_fa.records.source import read_source
 from tools.measure.faults import check_lines
 from tools.measure.machine_code import compare_builds
-from tools.measure.measure import require_card, require_clean, run_pieces
+from tools.measure.measure import require_cards, require_clean, run_pieces
 from tools.measure.plan import PYTEST, make_plan
 from tools.measure.prune import remove_old_checks
 from tools.measure.tables import ShownPages
@@ -81,12 +81,12 @@ def _print_plan(pages: ShownPages) -> int:
 
 def _run(pages: ShownPages, seconds: float | None, pytest: tuple[str, ...]) -> int:
     source = require_clean(pages.root)
-    card = require_card(pages.tables())
-    plan = make_plan(pages, source, card, pytest)
+    uuids = require_cards(pages.tables())
+    plan = make_plan(pages, source, [*uuids], pytest)
     _say(*plan.lines)
-    if not run_pieces(pages.root, plan, seconds, _say):
+    if not run_pieces(pages.root, plan, uuids, seconds, _say):
         return 1
-    left = make_plan(pages.read_again(), source, card, pytest)
+    left = make_plan(pages.read_again(), source, [*uuids], pytest)
     missing = [f"not measured: {each}" for piece in left.pieces for each in (piece.results or (piece.file,))]
     _say(*(missing or ["nothing is left"]))
     return int(bool(left.pieces))

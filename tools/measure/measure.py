@@ -1,17 +1,24 @@
-"""Runs the pieces of a plan one after another, each with a limit, and keeps what each of them has saved."""
+"""Runs the pieces of a plan, each with a limit, and keeps what each of them has saved.
+
+The cards of a host measure at the same time, each its own pieces one after another.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pytest_fa.errors import UsageProblem
 from pytest_fa.options.options import default_cache
-from pytest_fa.records.environment import find_gpu, gpu_folder
+from pytest_fa.records.environment import find_gpus, gpu_folder
 from pytest_fa.records.machine_identity import hash_of_gpu
 from pytest_fa.records.record import Source
 from pytest_fa.records.source import read_source
@@ -19,6 +26,7 @@ from tools.measure.plan import LIMIT_SECONDS, TablePiece, TablePlan
 from tools.measure.tables import PageTable
 
 SAVE_SECONDS = 40.0  # that an interrupted process gets to save what it has
+POLL_SECONDS = 0.2
 LOGS = Path("artifacts", "measure")
 
 
@@ -34,60 +42,81 @@ def require_clean(root: Path) -> Source:
     return source
 
 
-def require_card(tables: list[PageTable]) -> str:
-    """The hash of this GPU.  Raises `UsageProblem` without a GPU, or if the tables are of another kind of GPU."""
-    folders = sorted({Path(table.folder).name for table in tables})
-    gpu = find_gpu()
-    if gpu is None:
-        raise UsageProblem(f"no GPU: the tables are measured on {', '.join(folders)}")
-    if folders != [gpu_folder(gpu.name)]:
-        raise UsageProblem(f"this GPU is {gpu.name}, the tables are of {', '.join(folders)}")
-    card = hash_of_gpu(default_cache(), gpu)
-    if card is None:
-        raise UsageProblem(f"{default_cache()} cannot be written: it has to keep what tells this card from others")
-    return card
+def require_cards(tables: list[PageTable]) -> dict[str, str]:
+    """The UUID of each visible GPU, by its hash in records.
 
-
-def run_pieces(root: Path, plan: TablePlan, seconds: float | None, say: Callable[[str], None]) -> bool:
-    """Run the pieces that fit into `seconds`; return whether all were run.
-
-    A piece that is expected to end later is not begun, except the first; a short one behind it may be.  One that takes
-    longer than its limit is interrupted, so that it saves what it has, and then killed.
+    Raises `UsageProblem` without a GPU, or if one is of another kind than the tables.
     """
-    end = None if seconds is None else time.monotonic() + seconds
-    left = 0
-    for number, piece in enumerate(plan.pieces, 1):
-        limit = LIMIT_SECONDS if end is None else min(LIMIT_SECONDS, end - time.monotonic())
-        if end is not None and piece.seconds + SAVE_SECONDS > limit and number > 1:
-            left += 1
-            continue
-        say(f"{number}/{len(plan.pieces)}: {piece.title}, about {piece.seconds:.0f} s")
-        log = root / LOGS / f"{number}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        if problem := _run(root, piece, log, limit):
-            say(f"{number}/{len(plan.pieces)}: {problem}: {log.relative_to(root)}")
+    folders = sorted({Path(table.folder).name for table in tables})
+    gpus = find_gpus()
+    if not gpus:
+        raise UsageProblem(f"no GPU: the tables are measured on {', '.join(folders)}")
+    for gpu in gpus:
+        if folders != [gpu_folder(gpu.name)]:
+            raise UsageProblem(f"this GPU is {gpu.name}, the tables are of {', '.join(folders)}")
+    cards = {hash_of_gpu(default_cache(), gpu): gpu.uuid for gpu in gpus}
+    if None in cards:
+        raise UsageProblem(f"{default_cache()} cannot be written: it has to keep what tells this card from others")
+    return {card: uuid for card, uuid in cards.items() if card is not None}
+
+
+def run_pieces(
+    root: Path, plan: TablePlan, uuids: Mapping[str, str], seconds: float | None, say: Callable[[str], None]
+) -> bool:
+    """Run the pieces that fit into `seconds`, those of each card one after another; return whether all were run.
+
+    `uuids` are those of the cards.  A piece that is expected to end later is not begun, except the first of a card; a
+    short one behind it may be.  One that takes longer than its limit is interrupted, so that it saves what it has, and
+    then killed.
+    """
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    numbers = itertools.count(1)
+    numbered = {card: [(next(numbers), piece) for piece in pieces] for card, pieces in plan.by_card.items()}
+    stopped = threading.Event()
+
+    def run_on(card: str | None) -> int:
+        left = 0
+        for position, (number, piece) in enumerate(numbered[card]):
+            limit = min(LIMIT_SECONDS, end - time.monotonic())
+            if stopped.is_set() or (end < math.inf and piece.seconds + SAVE_SECONDS > limit and position):
+                left += 1
+                continue
+            name = f"{number}/{len(plan.pieces)}"
+            say(f"{name}: {piece.title}, about {piece.seconds:.0f} s")
+            log = root / LOGS / f"{number}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            visible = {"CUDA_VISIBLE_DEVICES": uuids[card]} if card else {}
+            if problem := _run(root, piece, visible, log, limit, stopped):
+                say(f"{name}: {problem}: {log.relative_to(root)}")
+        return left
+
+    with ThreadPoolExecutor(max(1, len(numbered))) as pool:
+        try:
+            left = sum(pool.map(run_on, numbered))
+        except BaseException:
+            stopped.set()  # the threads end their processes
+            raise
     if left:
         say(f"{left} of {len(plan.pieces)} pieces are left: run the same command again")
     return not left
 
 
-def _run(root: Path, piece: TablePiece, log: Path, limit: float) -> str:
+def _run(
+    root: Path, piece: TablePiece, visible: Mapping[str, str], log: Path, limit: float, stopped: threading.Event
+) -> str:
     """Run a piece; return how it ended if that is worth a line.  Wrong results (exit status 1) are results."""
-    environment = {**os.environ, **dict(piece.environment)}
+    environment = {**os.environ, **visible, **dict(piece.environment)}
+    end = time.monotonic() + limit - SAVE_SECONDS
     with log.open("wb") as stream:
         stream.write(f"{' '.join(piece.command)}\n".encode())
         stream.flush()
         process = subprocess.Popen(  # noqa: S603
             piece.command, cwd=root, env=environment, stdout=stream, stderr=stream, start_new_session=True
         )
-        try:
-            status = process.wait(max(0.0, limit - SAVE_SECONDS))
-        except subprocess.TimeoutExpired:
-            _end(process)
-            return f"interrupted after {limit - SAVE_SECONDS:.0f} s; what it saved is kept"
-        except BaseException:
-            _end(process)
-            raise
+        while (status := process.poll()) is None:
+            if time.monotonic() > end or stopped.wait(POLL_SECONDS):
+                _end(process)
+                return f"interrupted after {limit - SAVE_SECONDS:.0f} s; what it saved is kept"
     return {0: "", 1: "some tests failed"}.get(status, f"exit status {status}")
 
 

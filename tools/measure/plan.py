@@ -34,6 +34,7 @@ class TablePiece(NamedTuple):
     results: tuple[ShownResult, ...] = ()
     file: str = ""
     environment: tuple[tuple[str, str], ...] = ()
+    card: str | None = None  # the one that measures it, if that is known
 
     @property
     def title(self) -> str:
@@ -53,8 +54,16 @@ class TablePlan(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """About how long all pieces take."""
-        return sum(piece.seconds for piece in self.pieces)
+        """About how long all pieces take, each card at its own."""
+        return max((sum(piece.seconds for piece in pieces) for pieces in self.by_card.values()), default=0.0)
+
+    @property
+    def by_card(self) -> dict[str | None, list[TablePiece]]:
+        """The pieces of each card that has some, in the order in which it measures them."""
+        pieces: dict[str | None, list[TablePiece]] = {}
+        for piece in self.pieces:
+            pieces.setdefault(piece.card, []).append(piece)
+        return pieces
 
     @property
     def lines(self) -> list[str]:
@@ -70,27 +79,67 @@ class TablePlan(NamedTuple):
 
 
 def make_plan(
-    pages: ShownPages, source: Source, card: str | None = None, pytest: tuple[str, ...] = PYTEST
+    pages: ShownPages, source: Source, cards: Sequence[str | None] = (None,), pytest: tuple[str, ...] = PYTEST
 ) -> TablePlan:
-    """What is left to measure of `source` on a card, of which None is not known yet.
+    """What is left to measure of `source` on these cards, of which None is not known yet.
 
     A table is done if none of its rows is at fault: all are of one card and of one commit with the sources of today.
-    Tables that share a result have one record of it, so they are done together.  Until they are, what this card has
-    measured of this commit is kept.  Raises `FaError` for what cannot be read.
+    Tables that share a result have one record of it, so one card does them together.  Until they are done, what that
+    card has measured of this commit is kept.  Raises `FaError` for what cannot be read.
     """
     tables, history = pages.tables(), pages.history()
-    left = [
-        result
-        for group in groups_of(tables)
-        if any(row_faults(table, pages.variants, history) for table in group)
-        for result in _left_of(group, source, card)
+    recorded = RecordedCosts(tables)
+    groups = [
+        group for group in groups_of(tables) if any(row_faults(table, pages.variants, history) for table in group)
     ]
     files = dict.fromkeys(file for table in tables for file in table.files)
     old_files = [file for file in files if any(file_faults(file, pages.variants, history))]
-    pieces = (*_pieces(left, RecordedCosts(tables), pytest), *map(_piece_of_file, old_files))
-    todo = {*left, *old_files}
+    shares = _shared_out(groups, old_files, source, cards, recorded)
+    pieces = [
+        piece._replace(card=card)
+        for card, share in shares.items()
+        for piece in (*_pieces(share.results, recorded, pytest), *map(_piece_of_file, share.files))
+    ]
+    todo = {each for share in shares.values() for each in (*share.results, *share.files)}
     counts = {table.name: len(todo & {*table.records, *table.files}) for table in tables}
-    return TablePlan(tuple(tables), counts, pieces)
+    return TablePlan(tuple(tables), counts, tuple(pieces))
+
+
+class _Share:
+    """What one card measures."""
+
+    def __init__(self) -> None:
+        self.results: list[ShownResult] = []
+        self.files: list[str] = []
+        self.seconds = 0.0
+
+
+def _shared_out(
+    groups: Sequence[Sequence[PageTable]],
+    files: Sequence[str],
+    source: Source,
+    cards: Sequence[str | None],
+    recorded: RecordedCosts,
+) -> dict[str | None, _Share]:
+    """Each group to the card with the least of it left to measure; of equal cards, to the one that is done first.
+
+    The longest groups come first, so that all cards are done at about the same time.
+    """
+    shares = {card: _Share() for card in cards}
+    chosen: dict[int, str | None] = {}
+    lefts = [{card: _left_of(group, source, card) for card in cards} for group in groups]
+    seconds = [{card: sum(map(recorded.of, left)) for card, left in of_cards.items()} for of_cards in lefts]
+    for index in sorted(range(len(groups)), key=lambda index: -max(seconds[index].values())):
+        of_cards = seconds[index]
+        card = chosen[index] = min(cards, key=lambda card: (round(of_cards[card], 3), shares[card].seconds))
+        shares[card].seconds += of_cards[card]
+    for index, card in sorted(chosen.items()):
+        shares[card].results += lefts[index][card]
+    for file in files:
+        share = min(shares.values(), key=lambda share: share.seconds)
+        share.files.append(file)
+        share.seconds += FILES[Path(file).name].seconds
+    return shares
 
 
 def _left_of(group: Sequence[PageTable], source: Source, card: str | None) -> list[ShownResult]:

@@ -6,6 +6,8 @@ import os
 import re
 import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -295,3 +297,23 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
     assert log.path.stat().st_size == size
     log.append(record())
     assert len(read_records(log.path)) == 2
+
+
+def test_processes_that_save_at_the_same_time_keep_each_others_records(tmp_path: Path) -> None:
+    """Each of them reads the file, adds its record, and writes the file."""
+    program = (
+        "import sys; from pathlib import Path; from pytest_fa.records.log import save_records\n"
+        "from tests.factories import ENVIRONMENT, OK, record\n"
+        "folder, first = Path(sys.argv[1]), int(sys.argv[2])\n"
+        "(folder / f'ready{first}').touch()\n"
+        "while len(list(folder.glob('ready*'))) < 2: pass\n"
+        "for seed in range(first, first + 40):\n"
+        "    each = record('mine', f'b1h8s512d64-fp16-seed{seed}', 'correct', check=OK, environment=ENVIRONMENT)\n"
+        "    save_records([each], folder)"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(first)], cwd=Path(__file__).parents[3])
+        for first in (0, 100)
+    ]
+    assert [each.wait(60) for each in both] == [0, 0]
+    assert len(list(read_records(tmp_path / "nvidia-h200" / "mine.jsonl"))) == 80
