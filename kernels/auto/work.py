@@ -16,16 +16,35 @@ from .problem import Problem
 
 Terms = list[float]
 
-# `long_shapes`: computing warpgroups and keys of a tile, by head_dim, with the TFLOP/s that its launcher expects.
-LONG_SHAPES = {
-    64: ((2, 128, 508), (3, 128, 575), (4, 64, 540), (1, 128, 450)),
-    128: ((2, 128, 661), (3, 80, 765), (1, 64, 560)),
+
+class _Shape(NamedTuple):
+    """What a launcher expects of the work tiles of a shape."""
+
+    groups: int  # computing warpgroups
+    keys: int  # of a key tile
+    tflops: float
+    work_tile_us: float = 1.5  # to start and to finish one
+
+
+_Shapes = dict[int, tuple[_Shape, ...]]  # by head_dim
+LONG_SHAPES: _Shapes = {
+    64: (_Shape(2, 128, 508), _Shape(3, 128, 575), _Shape(4, 64, 540), _Shape(1, 128, 450)),
+    128: (_Shape(2, 128, 661), _Shape(3, 80, 765), _Shape(1, 64, 560)),
+}
+# `long_from_end`, without and with a causal mask.
+FITTED_SHAPES: _Shapes = {
+    64: LONG_SHAPES[64],
+    128: (_Shape(2, 128, 720, 3.0), _Shape(3, 80, 795, 3.5), _Shape(1, 64, 640, 1.75)),
+}
+CAUSAL_SHAPES: _Shapes = {
+    64: (_Shape(2, 128, 531, 1.7), _Shape(3, 128, 638, 1.7), _Shape(4, 64, 649, 1.7), _Shape(1, 128, 584)),
+    128: (_Shape(2, 128, 720, 2.0), _Shape(3, 80, 795, 2.0), _Shape(1, 64, 640, 1.75)),
 }
 LONG_RUNNING = (1, 2, 3, 4)
-E4M3_WIDE = {64: (2, 128, 500), 128: (2, 128, 900)}  # `fp8_overlap`, likewise
-E4M3_TALL = {64: (3, 96, 500), 128: (2, 128, 900)}  # `fp8_max`
-WORK_TILE_US, MERGE_US, MAX_PARTS = 1.5, 6.0, 16
-SPLIT_HEAD_DIM = 128  # the one at which `long_split` divides work tiles
+E4M3_WIDE: _Shapes = {64: (_Shape(2, 128, 500),), 128: (_Shape(2, 128, 900),)}  # `fp8_overlap`
+E4M3_TALL: _Shapes = {64: (_Shape(3, 96, 500),), 128: (_Shape(2, 128, 900),)}  # `fp8_max`
+MERGE_US, MAX_PARTS, GROUP_QUERIES = 6.0, 8, 64
+SPLIT_HEAD_DIM = 128  # the one at which `long_from_end` divides work tiles
 # `decode_cluster`: kB per us that an SM and the whole GPU read, and the cost of clusters, as its launcher expects.
 MMA_ROWS = 16
 SM_KB, GPC_KB, GPU_KB = 65.0, 690.0, 4500.0
@@ -63,18 +82,26 @@ LATENCY = (
 )
 
 
-def long_terms(problem: Problem, sms: int, *, skips: bool, splits: bool) -> Terms:
-    """The rungs from `long_shapes` on, which choose a shape: the one that their launcher expects to be the fastest."""
-    shapes = LONG_SHAPES[problem.head_dim]
-    plan = min(_long_plan(problem, sms, shape, skips=skips, splits=splits) for shape in shapes)
+def long_shapes_terms(problem: Problem, sms: int) -> Terms:
+    """`long_shapes`, which chooses a shape."""
+    return _long_terms(problem, _chosen(problem, sms, LONG_SHAPES))
+
+
+def long_from_end_terms(problem: Problem, sms: int) -> Terms:
+    """`long_from_end`, which has other times with a causal mask; without one, it divides the last round."""
+    shapes = CAUSAL_SHAPES if problem.is_masked else FITTED_SHAPES
+    return _long_terms(problem, _chosen(problem, sms, shapes, from_end=True))
+
+
+def _long_terms(problem: Problem, plan: _LongPlan) -> Terms:
     pairs = sum(problem.tile_lengths(plan.rows)) * plan.rows * problem.batch * problem.heads
     products = [plan.products if plan.running == each else 0 for each in LONG_RUNNING]
     return [1, *products, plan.tiles, plan.is_split, plan.longest / 1000, *problem.memory(), pairs / 1e6]
 
 
-def e4m3_terms(problem: Problem, sms: int, shapes: dict[int, tuple[int, int, int]]) -> Terms:
+def e4m3_terms(problem: Problem, sms: int, shapes: _Shapes) -> Terms:
     """The rungs of `fp8_wgmma`, each with one shape for each head_dim."""
-    plan = _long_plan(problem, sms, shapes[problem.head_dim], skips=False, splits=False)
+    plan = _chosen(problem, sms, shapes)
     return [1, plan.products, plan.tiles, plan.longest / 1000, *problem.memory()]
 
 
@@ -88,39 +115,42 @@ class _LongPlan(NamedTuple):
     running: int  # computing warpgroups of an SM at a time
 
 
-def _long_plan(problem: Problem, sms: int, shape: tuple[int, int, int], *, skips: bool, splits: bool) -> _LongPlan:
-    groups, keys, tflops = shape
-    rows, per_sm = 64 * groups, 2 if groups == 1 else 1
-    key_tile_us = 4 * rows * keys * problem.head_dim * sms / tflops * 1e-6
-    lengths = []
-    for first in range(0, problem.seq_q, rows):
-        ends = [min(problem.seq_q, first + 64 * (group + 1)) - 1 for group in range(groups)]
-        key_tiles = [math.ceil(problem.visible(end) / keys) for end in (ends if skips else ends[-1:])]
-        lengths.append(sum(key_tiles) / len(key_tiles))
+def _chosen(problem: Problem, sms: int, shapes: _Shapes, *, from_end: bool = False) -> _LongPlan:
+    """The plan of the shape that a launcher expects to be the fastest."""
+    return min(_long_plan(problem, sms, shape, from_end=from_end) for shape in shapes[problem.head_dim])
+
+
+def _long_plan(problem: Problem, sms: int, shape: _Shape, *, from_end: bool) -> _LongPlan:
+    rows, per_sm = GROUP_QUERIES * shape.groups, 2 if shape.groups == 1 else 1
+    key_tile_us = 4 * rows * shape.keys * problem.head_dim * sms / shape.tflops * 1e-6
+    missing = -problem.seq_q % rows // GROUP_QUERIES * GROUP_QUERIES  # rows of warpgroups without queries
+    firsts = range(-missing if from_end else 0, problem.seq_q, rows)
+    lengths = [math.ceil(problem.visible(min(problem.seq_q, first + rows) - 1) / shape.keys) for first in firsts]
     copies, most_blocks = problem.batch * problem.heads, sms * per_sm
     tiles = len(lengths) * copies
     rest = tiles % most_blocks
-    parts = _parts(math.ceil(problem.seq_k / keys), rest, most_blocks, key_tile_us)
-    longest = max(lengths) * keys
-    if splits and problem.head_dim == SPLIT_HEAD_DIM and not problem.is_masked and parts > 1:
+    longest = max(lengths) * shape.keys
+    divides = from_end and problem.head_dim == SPLIT_HEAD_DIM and not problem.is_masked
+    parts = _parts(lengths[0], rest, most_blocks, key_tile_us, shape.work_tile_us) if divides else 1
+    if parts > 1:
         rounds = (tiles - rest) // most_blocks
         products = (rounds + 1 / parts) * per_sm * lengths[0] * key_tile_us
         number = (rounds + 1.0) * per_sm
-        expected_us = products + number * WORK_TILE_US + MERGE_US * per_sm
-        return _LongPlan(expected_us, products, number, True, longest, rows, groups * per_sm)
+        expected_us = products + number * shape.work_tile_us + MERGE_US * per_sm
+        return _LongPlan(expected_us, products, number, True, longest, rows, shape.groups * per_sm)
     at_once = per_sm if tiles >= most_blocks else min(per_sm, math.ceil(tiles / sms))
-    expected_us, _ = _busiest([length * key_tile_us + WORK_TILE_US for length in lengths], copies, most_blocks)
+    expected_us, _ = _busiest([length * key_tile_us + shape.work_tile_us for length in lengths], copies, most_blocks)
     products, number = _busiest([length * key_tile_us for length in lengths], copies, most_blocks)
     return _LongPlan(
-        expected_us * at_once, products * at_once, number * at_once, False, longest, rows, groups * at_once
+        expected_us * at_once, products * at_once, number * at_once, False, longest, rows, shape.groups * at_once
     )
 
 
-def _parts(key_tiles: int, rest: int, most_blocks: int, key_tile_us: float) -> int:
-    """Into how many parts `long_split` divides each work tile of the last round; 1 for none."""
+def _parts(key_tiles: int, rest: int, most_blocks: int, key_tile_us: float, work_tile_us: float) -> int:
+    """Into how many parts `long_from_end` divides each work tile of the last round; 1 for none."""
     parts = min(MAX_PARTS, most_blocks // rest, key_tiles) if rest else 1
     gained_us = (key_tiles - key_tiles // max(1, parts)) * key_tile_us
-    return parts if parts > 1 and gained_us > WORK_TILE_US + MERGE_US else 1
+    return parts if parts > 1 and gained_us > work_tile_us + MERGE_US else 1
 
 
 def decode_terms(problem: Problem, sms: int, *, most_clusters: int) -> Terms:
@@ -194,8 +224,9 @@ MAX_ROUNDS = 64  # with more, all slots have nearly the same work
 MAX_DEALT = 4000  # tiles that are dealt one by one; with more, the order matters little
 RUNGS: dict[str, Callable[[Problem, int], Terms]] = {
     "cluster_latency": latency_terms,
-    "long_shapes": lambda problem, sms: long_terms(problem, sms, skips=False, splits=False),
-    "long_split": lambda problem, sms: long_terms(problem, sms, skips=True, splits=True),
+    "long_shapes": long_shapes_terms,
+    "long_split": lambda problem, sms: _long_terms(problem, _chosen(problem, sms, LONG_SHAPES, from_end=True)),
+    "long_from_end": long_from_end_terms,
     "decode_cluster": lambda problem, sms: decode_terms(problem, sms, most_clusters=MAX_CLUSTERS),
     "decode_one_cluster": lambda problem, sms: decode_terms(problem, sms, most_clusters=1),
     "fp8_overlap": lambda problem, sms: e4m3_terms(problem, sms, E4M3_WIDE),

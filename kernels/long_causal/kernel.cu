@@ -9,9 +9,7 @@
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads; rows
 //          contiguous and 16-byte aligned, with strides that TMA accepts
 #include "fa/entry.h"
-#if HAS_FITTED_COSTS  // included for long_causal, it would change the order of functions, which counts as other code than was timed
 #include "fa/fitted_costs.h"
-#endif
 #include "fa/hopper.cuh"
 #include "fa/integer_softmax.cuh"
 #include "fa/launch_persistent.cuh"
@@ -208,11 +206,7 @@ int group_tiles(const fa::TileParams& params, int number) {
 // Estimates the time of a call.  Returns infinity if the shape refuses the call.
 template <typename SHAPE>
 double estimated_us(const FaForwardArgs* args) {
-#if HAS_FITTED_COSTS
-  using Costs = fa::FittedCosts<SHAPE>;
-#else
-  using Costs = fa::Costs<SHAPE>;
-#endif
+  using Costs = std::conditional_t<HAS_FITTED_COSTS, fa::FittedCosts<SHAPE>, fa::Costs<SHAPE>>;
   fa::TileParams params;
   if (fa::make_tile_params<SHAPE>(args, &params) != FA_OK) return INFINITY;
   return fa::busiest_sm_us<SHAPE>(params, params.work_tiles, [&](int number) {

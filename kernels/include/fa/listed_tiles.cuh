@@ -59,14 +59,14 @@ struct BlockList {
 };
 
 // None, one or two work tiles of a block.
-struct Some {
+struct MovedTiles {
   double us;      // of both
   int starts[2];  // -1: no work tile
 };
 
 // What a block may give to another one, of its work tiles from first_moved on.
-inline std::vector<Some> what_moves(const std::vector<TimedTile>& tiles, const BlockList& list, int first_moved) {
-  std::vector<Some> choices = {{0.0, {-1, -1}}};
+inline std::vector<MovedTiles> what_moves(const std::vector<TimedTile>& tiles, const BlockList& list, int first_moved) {
+  std::vector<MovedTiles> choices = {{0.0, {-1, -1}}};
   for (int one : list.starts) {
     if (one < first_moved) continue;
     choices.push_back({tiles[one].us, {one, -1}});
@@ -77,7 +77,7 @@ inline std::vector<Some> what_moves(const std::vector<TimedTile>& tiles, const B
   return choices;
 }
 
-inline void give(const Some& given, BlockList& from, BlockList& to) {
+inline void give(const MovedTiles& given, BlockList& from, BlockList& to) {
   for (int start : given.starts) {
     if (start < 0) continue;
     from.starts.erase(std::find(from.starts.begin(), from.starts.end(), start));
@@ -98,13 +98,13 @@ inline void even_out(const std::vector<TimedTile>& tiles, std::vector<BlockList>
   for (int exchange = 0; exchange < MAX_EXCHANGES; ++exchange) {
     std::sort(shortest_first.begin(), shortest_first.end(), [](auto* one, auto* other) { return one->us < other->us; });
     BlockList *longest = shortest_first.back(), *partner = nullptr;
-    const std::vector<Some> own = what_moves(tiles, *longest, first_moved);
+    const std::vector<MovedTiles> own = what_moves(tiles, *longest, first_moved);
     double min_us = longest->us - MIN_GAIN_US;
-    Some given = {}, taken = {};
+    MovedTiles given = {}, taken = {};
     for (BlockList* list : shortest_first) {
       if (partner != nullptr || list == longest) break;
-      for (const Some& theirs : what_moves(tiles, *list, first_moved)) {
-        for (const Some& ours : own) {
+      for (const MovedTiles& theirs : what_moves(tiles, *list, first_moved)) {
+        for (const MovedTiles& ours : own) {
           const double longer_us = std::max(longest->us - ours.us + theirs.us, list->us + ours.us - theirs.us);
           if (longer_us < min_us) min_us = longer_us, partner = list, given = ours, taken = theirs;
         }
