@@ -76,7 +76,7 @@ def fitted(
     sms = {str(times.environment.gpu): times.sms for times in side_by_side}
     for times in side_by_side:
         for shape, us in times.us.items():
-            for rung in us:
+            for rung in us.keys() & RUNGS.keys():  # a rung may have been dropped since
                 _keep(measured, str(times.environment.gpu), rung, shape, us[rung])
     copy_rates = {str(each.environment.gpu): each.copy_gb_per_s for each in ceilings}
     return {

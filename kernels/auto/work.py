@@ -225,7 +225,6 @@ MAX_DEALT = 4000  # tiles that are dealt one by one; with more, the order matter
 RUNGS: dict[str, Callable[[Problem, int], Terms]] = {
     "cluster_latency": latency_terms,
     "long_shapes": long_shapes_terms,
-    "long_split": lambda problem, sms: _long_terms(problem, _chosen(problem, sms, LONG_SHAPES, from_end=True)),
     "long_from_end": long_from_end_terms,
     "decode_cluster": lambda problem, sms: decode_terms(problem, sms, most_clusters=MAX_CLUSTERS),
     "decode_one_cluster": lambda problem, sms: decode_terms(problem, sms, most_clusters=1),

@@ -27,7 +27,6 @@ RUNGS = (
     "long_causal",
     "long_fitted",
     "long_list",
-    "long_split",
     "long_next_q",
     "long_tail",
     "long_from_end",
@@ -46,7 +45,7 @@ SHAPES = (
     "b3h17s640d128-fp16-causal_br-sk900",
     "b4h16s1100d128-fp16-causal",  # three warpgroups
     "b4h16s2048d128-fp16-causal",  # three warpgroups; long_list lists the work tiles
-    "b1h8s1000d128-bf16-sk8192",  # long_split divides the keys of work tiles
+    "b1h8s1000d128-bf16-sk8192",  # long_tail divides the keys of work tiles
     "b1h8s4000d128-fp16",  # the same, after a complete round
 )
 PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "contained_nan")

@@ -28,7 +28,6 @@ RUNGS = (
     "long_causal",
     "long_fitted",
     "long_list",
-    "long_split",
     "long_next_q",
     "long_tail",
     "long_from_end",
@@ -72,7 +71,7 @@ def test_as_many_work_tiles_as_multiprocessors(build: Build, rung: str, work_til
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("rung", ["long_split", "long_from_end"])
+@pytest.mark.parametrize("rung", ["long_tail", "long_from_end"])
 @pytest.mark.parametrize(("shape", "sms"), SPLIT)
 def test_divided_work_tiles_are_merged(build: Build, rung: str, shape: str, sms: int, order: str) -> None:
     """The parts of a work tile give the right output, in the first call and in later ones with the same workspace."""
@@ -82,7 +81,7 @@ def test_divided_work_tiles_are_merged(build: Build, rung: str, shape: str, sms:
     assert marks_left(kernel) == 0  # the next call would merge the parts of this one
 
 
-@pytest.mark.parametrize("rung", ["long_split", "long_from_end"])
+@pytest.mark.parametrize("rung", ["long_tail", "long_from_end"])
 @pytest.mark.parametrize("shape", [0, 1, 2])
 def test_work_tiles_of_each_size_can_be_divided(build: Build, rung: str, shape: int) -> None:
     """The result is right with two, three and one warpgroups per work tile."""
@@ -123,7 +122,7 @@ def test_work_tiles_are_dealt_to_more_blocks_than_a_list_has(build: Build) -> No
     assert not kernel.took("ListedTiles")
 
 
-@pytest.mark.parametrize("rung", ["long_split", "long_from_end"])
+@pytest.mark.parametrize("rung", ["long_tail", "long_from_end"])
 def test_divided_work_tiles_always_have_the_same_bits(build: Build, rung: str) -> None:
     """The order in which the parts are stored does not matter, nor how many blocks run at the same time."""
     kernel, case = build(rung), parse_case(f"{SPLIT[0][0]}-seed0")
@@ -140,11 +139,11 @@ def test_each_barrier_is_needed(build: Build, fault: str) -> None:
 def test_with_all_barriers_nothing_is_found(build: Build) -> None:
     """Where the faults are looked for, the kernels without one are right."""
     assert not is_found(build("long_overlap", 64), FAULT_SHAPE, sms=2)
-    for rung in ("long_split", "long_tail"):
+    for rung in ("long_tail", "long_from_end"):
         assert not is_found(build(rung, 128), SPLIT_FAULT_SHAPE, sms=7)
 
 
-@pytest.mark.parametrize("rung", ["long_split", "long_tail"])
+@pytest.mark.parametrize("rung", ["long_tail", "long_from_end"])
 def test_the_barrier_of_a_divided_work_tile_is_needed(build: Build, rung: str) -> None:
     """A part that is marked as stored too early is merged before it is complete."""
     assert is_found(build(rung, 128, OMIT_BARRIER="PART_STORED"), SPLIT_FAULT_SHAPE, sms=7)

@@ -230,7 +230,7 @@ def test_choices_of_auto_are_compared_by_kind_of_problem(tmp_path: Path) -> None
     with pytest.raises(TableProblem, match=r"no unseen\.json in profiles/nvidia-h200; measure it with"):
         rewrite(words, tmp_path)
     environment = msgspec.structs.replace(record().environment, gpu="NVIDIA H200")
-    all_rungs = {"cluster_latency": 10.0, "long_shapes": 10.0, "long_split": 10.0, "decode_cluster": 10.0}
+    all_rungs = {"cluster_latency": 10.0, "long_shapes": 10.0, "long_from_end": 10.0, "decode_cluster": 10.0}
     us = {
         "b1h7s512d64-fp16": {**all_rungs, "sdpa_cudnn": 40.0, "sdpa_flash": 20.0},
         "b1h7s70d64-fp16-sk900": {**all_rungs},

@@ -124,7 +124,7 @@ def test_a_file_must_have_the_stated_origin_and_the_figures(tmp_path: Path) -> N
     source, day = Source("0a1b2c3d" * 5, dirty=False, origin="git"), "2026-11-27"
     loops = {"products": Loop((2.0, 3.0), 2.5, Clocks(1700, 3201, 650.4, 60, 0)), "maxima": Loop((9.0,), 9.0, None)}
     write_pipes(Pipes(loops, {"products": 819.4}, {"maxima": 55.6}, ENVIRONMENT, source, day), tmp_path / "profiles")
-    us = {SHAPE: dict.fromkeys(("cluster_latency", "long_shapes", "long_split", "decode_cluster"), 10.0)}
+    us = {SHAPE: dict.fromkeys(("cluster_latency", "long_shapes", "long_from_end", "decode_cluster"), 10.0)}
     write_rung_times(RungTimes(us, ENVIRONMENT, source, day), tmp_path / "profiles", UNSEEN)
     pipes = rewrite("<!-- fa-file profiles/nvidia-h200/pipes.json -->\n<!-- /fa-file -->\n", tmp_path)
     unseen = rewrite("<!-- fa-regret profiles/nvidia-h200 -->\n<!-- /fa-regret -->\n", tmp_path)

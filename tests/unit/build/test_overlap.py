@@ -91,12 +91,3 @@ def test_the_addresses_of_key_tiles_are_in_uniform_registers(rung: str, shared_c
     """Else each wgmma needs a move, and a step has over a sixth more instructions."""
     moves = _moves_of(rung, shared_cache, tmp_path)
     assert max(moves.values()) <= MAX_MOVES, moves
-
-
-@pytest.mark.nightly
-@pytest.mark.needs_nvcc
-def test_a_merge_in_the_loop_keeps_them_from_uniform_registers(shared_cache: Path, tmp_path: Path) -> None:
-    """This is why the merge of long_tail stands behind the loop; if it changes, the merge may stand in it."""
-    moves = _moves_of("long_split", shared_cache, tmp_path)
-    assert moves
-    assert all((count > MAX_MOVES) == ("Divided" in name) for name, count in moves.items()), moves
