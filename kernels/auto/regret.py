@@ -23,15 +23,17 @@ class Chosen(NamedTuple):
 def choices(times: RungTimes, costs: Costs) -> list[Chosen]:
     """The choice at each timed problem.
 
-    Costs: those that `auto` has on the GPU of the times.  A problem that two rungs at least were timed at is listed.
+    Costs: those that `auto` has on the GPU of the times.  Problems at which the choice or all others were not timed are
+    left out.
     """
     found = []
     for shape, us in times.us.items():
         problem = Problem.of(parse_case(f"{shape}-seed0"))
-        rungs = [each.rung for each in costs.ranked(problem.coarse()) if each.rung in us]
-        if len(rungs) > 1:
+        ranked = [each.rung for each in costs.ranked(problem.coarse())]
+        rungs = [rung for rung in ranked if rung in us]
+        if len(rungs) > 1 and rungs[0] == ranked[0]:
             chosen_us, fastest_us = us[rungs[0]], min(us[rung] for rung in rungs)
             of_sdpa = [us[name] for name in SDPA if name in us]
             to_sdpa = chosen_us / min(of_sdpa) if of_sdpa else None
-            found.append(Chosen(problem, rungs[0], chosen_us / fastest_us, to_sdpa))
+            found.append(Chosen(problem, ranked[0], chosen_us / fastest_us, to_sdpa))
     return found

@@ -84,19 +84,18 @@ LATENCY = (
 
 def long_shapes_terms(problem: Problem, sms: int) -> Terms:
     """`long_shapes`, which chooses a shape."""
-    return _long_terms(problem, _chosen(problem, sms, LONG_SHAPES))
+    return _long_terms(_chosen(problem, sms, LONG_SHAPES), problem)
 
 
 def long_from_end_terms(problem: Problem, sms: int) -> Terms:
     """`long_from_end`, which has other times with a causal mask; without one, it divides the last round."""
     shapes = CAUSAL_SHAPES if problem.is_masked else FITTED_SHAPES
-    return _long_terms(problem, _chosen(problem, sms, shapes, from_end=True))
+    return _long_terms(_chosen(problem, sms, shapes, from_end=True), problem)
 
 
-def _long_terms(problem: Problem, plan: _LongPlan) -> Terms:
-    pairs = sum(problem.tile_lengths(plan.rows)) * plan.rows * problem.batch * problem.heads
+def _long_terms(plan: _LongPlan, problem: Problem) -> Terms:
     products = [plan.products if plan.running == each else 0 for each in LONG_RUNNING]
-    return [1, *products, plan.tiles, plan.is_split, plan.longest / 1000, *problem.memory(), pairs / 1e6]
+    return [1, *products, plan.tiles, plan.is_split, plan.longest / 1000, *problem.memory(), plan.pairs / 1e6]
 
 
 def e4m3_terms(problem: Problem, sms: int, shapes: _Shapes) -> Terms:
@@ -111,7 +110,7 @@ class _LongPlan(NamedTuple):
     tiles: float  # the work tiles of the busiest SM
     is_split: bool  # whether the tiles of the last round are divided by their keys
     longest: float  # the keys of the longest work tile
-    rows: int  # of a work tile
+    pairs: int  # of a row and a key in all work tiles
     running: int  # computing warpgroups of an SM at a time
 
 
@@ -125,11 +124,12 @@ def _long_plan(problem: Problem, sms: int, shape: _Shape, *, from_end: bool) -> 
     key_tile_us = 4 * rows * shape.keys * problem.head_dim * sms / shape.tflops * 1e-6
     missing = -problem.seq_q % rows // GROUP_QUERIES * GROUP_QUERIES  # rows of warpgroups without queries
     firsts = range(-missing if from_end else 0, problem.seq_q, rows)
-    lengths = [math.ceil(problem.visible(min(problem.seq_q, first + rows) - 1) / shape.keys) for first in firsts]
+    visible = [problem.visible(min(problem.seq_q, first + rows) - 1) for first in firsts]
+    lengths = [math.ceil(keys / shape.keys) for keys in visible]
     copies, most_blocks = problem.batch * problem.heads, sms * per_sm
     tiles = len(lengths) * copies
     rest = tiles % most_blocks
-    longest = max(lengths) * shape.keys
+    longest, pairs = max(lengths) * shape.keys, sum(visible) * rows * copies
     divides = from_end and problem.head_dim == SPLIT_HEAD_DIM and not problem.is_masked
     parts = _parts(lengths[0], rest, most_blocks, key_tile_us, shape.work_tile_us) if divides else 1
     if parts > 1:
@@ -137,13 +137,15 @@ def _long_plan(problem: Problem, sms: int, shape: _Shape, *, from_end: bool) -> 
         products = (rounds + 1 / parts) * per_sm * lengths[0] * key_tile_us
         number = (rounds + 1.0) * per_sm
         expected_us = products + number * shape.work_tile_us + MERGE_US * per_sm
-        return _LongPlan(expected_us, products, number, True, longest, rows, shape.groups * per_sm)
+        return _LongPlan(expected_us, products, number, True, longest, pairs, shape.groups * per_sm)
     at_once = per_sm if tiles >= most_blocks else min(per_sm, math.ceil(tiles / sms))
+    if per_sm > 1:
+        products, number = _busiest_sm([length * key_tile_us for length in lengths], copies, sms, per_sm)
+        expected_us = products + number * shape.work_tile_us
+        return _LongPlan(expected_us, products, number, False, longest, pairs, shape.groups * at_once)
     expected_us, _ = _busiest([length * key_tile_us + shape.work_tile_us for length in lengths], copies, most_blocks)
     products, number = _busiest([length * key_tile_us for length in lengths], copies, most_blocks)
-    return _LongPlan(
-        expected_us * at_once, products * at_once, number * at_once, False, longest, rows, shape.groups * at_once
-    )
+    return _LongPlan(expected_us, products, number, False, longest, pairs, shape.groups * at_once)
 
 
 def _parts(key_tiles: int, rest: int, most_blocks: int, key_tile_us: float, work_tile_us: float) -> int:
@@ -220,6 +222,28 @@ def _busiest(lengths: Sequence[float], copies: int, slots: int, *, in_order: boo
     return max(slots_with)
 
 
+def _busiest_sm(lengths: Sequence[float], copies: int, sms: int, per_sm: int) -> tuple[float, float]:
+    """The work and the number of tiles of the busiest SM, if tiles are dealt to the blocks of all SMs like cards.
+
+    They are dealt in alternating directions, the last length first.
+    """
+    tiles = len(lengths) * copies
+    blocks = min(tiles, sms * per_sm)
+    if tiles > MAX_DEALT_ROUNDS * blocks:
+        return sum(lengths) * copies / sms, tiles / sms
+    loads = []
+    for sm in range(min(sms, blocks)):
+        numbers = [
+            number
+            for block in range(sm, blocks, sms)
+            for first in range(0, tiles, blocks)
+            if (number := first + (blocks - 1 - block if first // blocks % 2 else block)) < tiles
+        ]
+        loads.append((sum(lengths[-1 - number // copies] for number in numbers), len(numbers)))
+    return max(loads)
+
+
+MAX_DEALT_ROUNDS = 16  # with more, the launchers take a mean
 MAX_ROUNDS = 64  # with more, all slots have nearly the same work
 MAX_DEALT = 4000  # tiles that are dealt one by one; with more, the order matters little
 RUNGS: dict[str, Callable[[Problem, int], Terms]] = {

@@ -98,7 +98,7 @@ def _open_to_append(path: str, flags: int) -> int:
 def replace_records(path: Path, records: list[Record]) -> None:
     """Write a file with these records only.  A reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path.parent), _replacing(path) as stream:
+    with _replacing(path) as stream:
         stream.writelines(to_json(record) + b"\n" for record in records)
 
 
@@ -107,7 +107,7 @@ def keep_records(path: Path, kept: Iterable[Record]) -> None:
 
     Raises `UnreadableRecords` for a file that cannot be read, which is not written.
     """
-    with _locked(path.parent), _replacing(path) as stream:
+    with _replacing(path) as stream:
         _copy_bad_lines(path, stream, ())
         stream.writelines(compact_lines(kept))
 
@@ -149,7 +149,7 @@ def save_records(records: list[Record], folder: Path, root: Path | None = None) 
 def _locked(folder: Path) -> Iterator[None]:
     """Keep other processes from saving in a folder, so that nothing is lost that two of them save at the same time.
 
-    A file system without locks has none.
+    Where the file system has no locks, nothing keeps them apart.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -157,7 +157,9 @@ def _locked(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)  # which releases the lock
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile would hold it on
+        os.close(descriptor)
 
 
 def _write_saved(stream: BinaryIO, path: Path, new_records: list[Record], root: Path | None) -> None:

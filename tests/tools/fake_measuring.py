@@ -2,7 +2,8 @@
 
 Without `FAKE_CARD`, the card is named like the visible GPU.
 
-A test of the variant `FAKE_SLOW` saves nothing until the process is interrupted.  `FAKE_LOG` gets a line per process.
+A test of the variant `FAKE_SLOW` saves nothing until the process is interrupted.  `FAKE_LOG` gets a line per process;
+each waits until it has `FAKE_TOGETHER` lines.
 """
 
 from __future__ import annotations
@@ -29,17 +30,27 @@ def main(arguments: list[str]) -> int:
     options = dict(word.split("=", 1) for word in arguments if word.startswith("--fa-") and "=" in word)
     tests = [re.fullmatch(r"pytest_fa\.suite\.test_attention::test_(\w+)\[(\w+)-(.+)\]", word) for word in arguments]
     results = [_result(*test.groups()) for test in tests if test]
-    with Path(os.environ["FAKE_LOG"]).open("a", encoding="utf-8") as stream:
-        stream.write(" ".join(f"{result.kind}:{result.variant}" for result in results) + "\n")
     slow = os.environ.get("FAKE_SLOW")
     save_records([result for result in results if result.variant != slow], Path(options["--fa-profiles"]))
-    if any(result.variant == slow for result in results):
-        try:
+    try:
+        with Path(os.environ["FAKE_LOG"]).open("a", encoding="utf-8") as stream:
+            stream.write(" ".join(f"{result.kind}:{result.variant}" for result in results) + "\n")
+        _wait_for_others(int(os.environ.get("FAKE_TOGETHER", "1")))
+        if any(result.variant == slow for result in results):
             time.sleep(60)
-        except KeyboardInterrupt:
-            save_records([result for result in results if result.variant == slow], Path(options["--fa-profiles"]))
-            return 2
+    except KeyboardInterrupt:
+        save_records([result for result in results if result.variant == slow], Path(options["--fa-profiles"]))
+        return 2
     return int(os.environ.get("FAKE_OUTCOME", "ok") != "ok")
+
+
+def _wait_for_others(number: int) -> None:
+    """Wait until so many processes have written their line; fail after a minute."""
+    end = time.monotonic() + 60
+    while len(Path(os.environ["FAKE_LOG"]).read_text(encoding="utf-8").splitlines()) < number:
+        if time.monotonic() > end:
+            sys.exit("no other process")
+        time.sleep(0.02)
 
 
 def _result(kind: str, variant: str, case: str) -> Record:

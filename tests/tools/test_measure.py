@@ -328,6 +328,7 @@ def test_several_gpus_measure_at_the_same_time(
 ) -> None:
     """Each has a process of its own, and each table is of one of them."""
     use_cards(monkeypatch, "GPU-1", "GPU-2")
+    monkeypatch.setenv("FAKE_TOGETHER", "2")
     assert main(["--run"], root, FAKE) == 0
     assert sorted(processes(root)) == ["speed:first speed:second", "speed:third"]
     cards = {name: {each.machine.gpu_hash for each in saved(root, name) if each.machine} for name in ("first", "third")}

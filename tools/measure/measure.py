@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from pytest_fa.errors import UsageProblem
@@ -65,9 +65,9 @@ def run_pieces(
 ) -> bool:
     """Run the pieces that fit into `seconds`, those of each card one after another; return whether all were run.
 
-    `uuids` are those of the cards.  A piece that is expected to end later is not begun, except the first of a card; a
-    short one behind it may be.  One that takes longer than its limit is interrupted, so that it saves what it has, and
-    then killed.
+    `uuids` has the UUID of each card, by its hash.  A piece that is expected to end later is not begun, except the
+    first of a card; a short one behind it may be.  One that takes longer than its limit is interrupted, so that it
+    saves what it has, and then killed.
     """
     end = math.inf if seconds is None else time.monotonic() + seconds
     numbers = itertools.count(1)
@@ -82,7 +82,8 @@ def run_pieces(
                 left += 1
                 continue
             name = f"{number}/{len(plan.pieces)}"
-            say(f"{name}: {piece.title}, about {piece.seconds:.0f} s")
+            where = f" on card {card}" if len(numbered) > 1 else ""
+            say(f"{name}: {piece.title}{where}, about {piece.seconds:.0f} s")
             log = root / LOGS / f"{number}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             visible = {"CUDA_VISIBLE_DEVICES": uuids[card]} if card else {}
@@ -92,7 +93,7 @@ def run_pieces(
 
     with ThreadPoolExecutor(max(1, len(numbered))) as pool:
         try:
-            left = sum(pool.map(run_on, numbered))
+            left = sum(future.result() for future in as_completed(pool.submit(run_on, card) for card in numbered))
         except BaseException:
             stopped.set()  # the threads end their processes
             raise
@@ -106,7 +107,7 @@ def _run(
 ) -> str:
     """Run a piece; return how it ended if that is worth a line.  Wrong results (exit status 1) are results."""
     environment = {**os.environ, **visible, **dict(piece.environment)}
-    end = time.monotonic() + limit - SAVE_SECONDS
+    begin = time.monotonic()
     with log.open("wb") as stream:
         stream.write(f"{' '.join(piece.command)}\n".encode())
         stream.flush()
@@ -114,9 +115,10 @@ def _run(
             piece.command, cwd=root, env=environment, stdout=stream, stderr=stream, start_new_session=True
         )
         while (status := process.poll()) is None:
-            if time.monotonic() > end or stopped.wait(POLL_SECONDS):
+            seconds = time.monotonic() - begin
+            if seconds > limit - SAVE_SECONDS or stopped.wait(POLL_SECONDS):
                 _end(process)
-                return f"interrupted after {limit - SAVE_SECONDS:.0f} s; what it saved is kept"
+                return f"interrupted after {seconds:.0f} s; what it saved is kept"
     return {0: "", 1: "some tests failed"}.get(status, f"exit status {status}")
 
 

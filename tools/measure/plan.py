@@ -54,7 +54,7 @@ class TablePlan(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """About how long all pieces take, each card at its own."""
+        """About how long the card with the most work takes."""
         return max((sum(piece.seconds for piece in pieces) for pieces in self.by_card.values()), default=0.0)
 
     @property
@@ -121,20 +121,22 @@ def _shared_out(
     cards: Sequence[str | None],
     recorded: RecordedCosts,
 ) -> dict[str | None, _Share]:
-    """Each group to the card with the least of it left to measure; of equal cards, to the one that is done first.
+    """Give each group to the card that has the least of it left to measure.
 
-    The longest groups come first, so that all cards are done at about the same time.
+    Of equal cards, the one that is done first gets it.  The longest groups come first, so that all cards are done at
+    about the same time.
     """
     shares = {card: _Share() for card in cards}
+    left_of = [{card: _left_of(group, source, card) for card in cards} for group in groups]
+    seconds_of = [{card: sum(map(recorded.of, left)) for card, left in each.items()} for each in left_of]
     chosen: dict[int, str | None] = {}
-    lefts = [{card: _left_of(group, source, card) for card in cards} for group in groups]
-    seconds = [{card: sum(map(recorded.of, left)) for card, left in of_cards.items()} for of_cards in lefts]
-    for index in sorted(range(len(groups)), key=lambda index: -max(seconds[index].values())):
-        of_cards = seconds[index]
-        card = chosen[index] = min(cards, key=lambda card: (round(of_cards[card], 3), shares[card].seconds))
-        shares[card].seconds += of_cards[card]
+    for index in sorted(range(len(groups)), key=lambda index: -max(seconds_of[index].values())):
+        seconds = seconds_of[index]
+        card = min(cards, key=lambda card: (round(seconds[card], 3), shares[card].seconds))
+        shares[card].seconds += seconds[card]
+        chosen[index] = card
     for index, card in sorted(chosen.items()):
-        shares[card].results += lefts[index][card]
+        shares[card].results += left_of[index][card]
     for file in files:
         share = min(shares.values(), key=lambda share: share.seconds)
         share.files.append(file)
