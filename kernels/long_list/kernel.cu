@@ -237,7 +237,7 @@ __device__ __forceinline__ void compute(
     }
 
     if constexpr (HAS_PARTS<DEAL>) {
-      // This block has no other work tile.  With the merge in the loop, ptxas would keep the addresses of key tiles per lane.
+      // This block has no other work tile.  With the merge in the loop, ptxas 13.0 keeps the addresses of key tiles per lane.
       if (deal.is_split(round)) break;
     }
     finish(work);

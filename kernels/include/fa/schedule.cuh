@@ -25,11 +25,11 @@ __host__ __device__ __forceinline__ int visible_key_tiles(const PARAMS& params, 
   return visible_keys > 0 ? (visible_keys + SHAPE::BLOCK_N - 1) / SHAPE::BLOCK_N : 0;
 }
 
-// The rows of the first work tile of a head that are before the first query.
+// Whether the first work tile of a head may have rows before the first query.  If so, rows_before(params) says how many.
 template <typename PARAMS>
-__host__ __device__ __forceinline__ int rows_before(const PARAMS&) {
-  return 0;
-}
+inline constexpr bool HAS_ROWS_BEFORE = false;
+template <typename PARAMS>
+int rows_before(const PARAMS&);
 
 // Work tiles are numbered by section, then by their queries, then by head.  Under a causal mask, the last queries see the most
 // keys.  The last section begins with them, so that the shortest work tiles come at the end.  The sections before it alternate,
@@ -41,7 +41,8 @@ __host__ __device__ __forceinline__ WorkTile make_work_tile(const PARAMS& params
   const uint32_t left_heads = params.batch_heads - first_head, full_heads = params.section_heads;
   const uint32_t section_heads = left_heads < full_heads ? left_heads : full_heads;
   const uint32_t row = in_section / section_heads, sections_left = (left_heads - 1) / full_heads;
-  const int first_query = (sections_left % 2 ? row : params.m_blocks - 1 - row) * SHAPE::BLOCK_M - rows_before(params);
+  const int first_query = (sections_left % 2 ? row : params.m_blocks - 1 - row) * SHAPE::BLOCK_M -
+                          (HAS_ROWS_BEFORE<PARAMS> ? rows_before(params) : 0);
   const int end_query = params.seq_q < first_query + SHAPE::BLOCK_M ? params.seq_q : first_query + SHAPE::BLOCK_M;
   const int key_tiles = visible_key_tiles<SHAPE>(params, end_query);
   return {first_query, static_cast<int>(first_head + in_section % section_heads), key_tiles};

@@ -11,6 +11,8 @@ struct TilesFromEnd final : TileParams {
   // Rows of the first work tile without a query: a multiple of 64, because no TMA store may begin before its tensor.
   int missing_queries;
 };
+template <>
+inline constexpr bool HAS_ROWS_BEFORE<TilesFromEnd> = true;
 __host__ __device__ __forceinline__ int rows_before(const TilesFromEnd& params) { return params.missing_queries; }
 __device__ __forceinline__ bool is_query(const TilesFromEnd&, int query) { return query >= 0; }
 
