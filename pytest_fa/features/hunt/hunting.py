@@ -16,7 +16,7 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.features.hunt.example import Example
 from pytest_fa.features.hunt.judged import ExampleBench, ExampleVerdict, Excuses, Judgements, NoExcuses
 from pytest_fa.features.hunt.optional_hypothesis import HealthCheck, NoSuchExample, Phase, find, settings, st
-from pytest_fa.features.hunt.what_matters import Need, names_of, what_matters
+from pytest_fa.features.hunt.what_matters import Need, names_of, what_matters, with_one_text_less
 from pytest_fa.records.outcome import Outcome
 
 ROUND = 10  # random examples of one search; after the tenth, Hypothesis makes others like those before
@@ -96,7 +96,7 @@ def hunt(  # noqa: PLR0913  # what a hunt is asked, and where it tells what it f
     while not run.judgements.is_over and len(run.faults) < max_faults and all(fault.rules for fault in run.new_faults):
         number += 1
         if (first := _first_failing(strategy, run.is_new, f"{seed}-{number}")) is not None:
-            run.note(_shrunk(first, strategy, run.is_new, run.judgements, f"{seed}-{number}"))
+            run.note(_shrunk(first, strategy, run, f"{seed}-{number}"))
     spent, judged = time.monotonic() - start, run.judgements
     return Hunted(tuple(run.faults), judged.judged, judged.refused, spent, judged.seconds)
 
@@ -112,7 +112,7 @@ class _Hunt:
         excuses: Excuses,
         found: Callable[[FoundFault], object],
     ) -> None:
-        self._bench, self._variant, self.judgements = bench, variant, judgements
+        self.bench, self._variant, self.judgements = bench, variant, judgements
         self._excuses, self._found = excuses, found
         self.faults: list[FoundFault] = []
 
@@ -131,7 +131,7 @@ class _Hunt:
     def judge_known(self, known: Iterable[Example], right: Callable[[Example], object]) -> None:
         """Judge examples that have failed before.  One that cannot be judged says nothing."""
         for example in dict.fromkeys((*self._excuses.examples, *known)):
-            if not self._bench.is_usable(example):
+            if not self.bench.is_usable(example):
                 continue
             verdict = self.judgements.of_known(example, LEAST_REPEATS)
             if verdict.failed and (example in self._excuses.examples or self.is_new(example)):
@@ -141,7 +141,7 @@ class _Hunt:
 
     def note(self, search: _Search) -> None:
         """Explain a fault and keep it."""
-        fault = _explained(search, self.judgements, self._bench, self._variant)
+        fault = _explained(search, self.judgements, self.bench, self._variant)
         self.faults.append(fault)
         self._found(fault)
 
@@ -167,18 +167,13 @@ def _first_failing(strategy: st.SearchStrategy[Example], fails: Callable[[Exampl
         return None
 
 
-def _shrunk(
-    first: Example,
-    strategy: st.SearchStrategy[Example],
-    is_new: Callable[[Example], bool],
-    judgements: Judgements,
-    seed: str,
-) -> _Search:
+def _shrunk(first: Example, strategy: st.SearchStrategy[Example], run: _Hunt, seed: str) -> _Search:
     """The smallest example that fails as the first one.
 
     It stays as it is if the call hangs: another one might, too, and each takes as long as the watchdog waits.  A fault
     that does not always show is looked for with several judgements of each example.
     """
+    judgements = run.judgements
     before, deadline = judgements.judged, judgements.deadline
     verdict = judgements.of(first)
     if verdict.outcome == Outcome.HUNG:
@@ -193,7 +188,7 @@ def _shrunk(
     def fails_alike(example: Example) -> bool:
         """Whether an example fails as the first one, which may have another fault than simpler ones."""
         may_be_it = example.property_name in ("", first.property_name)
-        return may_be_it and is_new(example) and judgements.of(example).outcome == verdict.outcome
+        return may_be_it and run.is_new(example) and judgements.of(example).outcome == verdict.outcome
 
     try:
         smallest = find(
@@ -204,9 +199,17 @@ def _shrunk(
         )
     except NoSuchExample:
         smallest = first
+    smallest = with_fewer_texts(smallest, lambda example: run.bench.is_usable(example) and fails_alike(example))
     smallest = _with_fewer_tokens(smallest, fails_alike)
     judgements.deadline, judgements.repeats = deadline, 1
     return _Search(first, smallest, before, judgements.judged - before)
+
+
+def with_fewer_texts(example: Example, fails: Callable[[Example], bool]) -> Example:
+    """The example without texts of its id that it fails without: Hypothesis may stop where two must change at once."""
+    while fewer := next(filter(fails, with_one_text_less(example)), None):
+        example = fewer
+    return example
 
 
 def _with_fewer_tokens(example: Example, fails: Callable[[Example], bool]) -> Example:

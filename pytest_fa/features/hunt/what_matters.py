@@ -87,10 +87,20 @@ def _property_rule(example: Example, fails: Fails) -> Need | None:
     return _rule_of_property(name)
 
 
+def with_one_text_less(example: Example) -> Iterator[Example]:
+    """The example without one of the texts of its id, for each of them."""
+    without = (_without(example, token) for token in _tokens(example.case))
+    return (other for other in without if other != example)
+
+
+def _without(example: Example, token: Token) -> Example:
+    plain = token.plain(example.case) if token.field in Case.__struct_fields__ else None
+    return _with(example, {token.field: plain})
+
+
 def _text_rule(example: Example, token: Token, fails: Fails) -> Need | None:
     """Whether a text of the id matters."""
-    plain = token.plain(example.case) if token.field in Case.__struct_fields__ else None
-    if fails(_with(example, {token.field: plain})) is not False:
+    if fails(_without(example, token)) is not False:
         return None
     return _rule_of_text(token, example.case)
 

@@ -8,10 +8,12 @@ import pytest
 
 pytest.importorskip("hypothesis")
 
+from pytest_fa.catalog.case import parse_case
 from pytest_fa.features.hunt.case_strategy import examples_of
 from pytest_fa.features.hunt.example import Example, read_example
-from pytest_fa.features.hunt.hunting import FoundFault, Hunted, hunt
+from pytest_fa.features.hunt.hunting import FoundFault, Hunted, hunt, with_fewer_texts
 from pytest_fa.features.hunt.judged import ExampleVerdict
+from pytest_fa.features.hunt.what_matters import with_one_text_less
 from pytest_fa.records.outcome import Outcome
 from tests.factories import record
 from tests.features.hunt.simulated import OutcomeOf, SimulatedBench, known_variant
@@ -174,6 +176,21 @@ def test_a_known_example_is_right_only_after_many_judgements() -> None:
     assert right == []
     assert bench.calls[rare] >= 10
     assert bench.calls[foreign] == 0
+
+
+def test_texts_of_the_id_that_are_not_needed_are_left_out() -> None:
+    """Each is tried alone, and again after another one is gone."""
+    example = Example(parse_case("b2h4s64d64-bf16-causal-kv2-sink-seed3"), "")
+    assert [each.case.id for each in with_one_text_less(example)] == [
+        "b2h4s64d64-bf16-kv2-sink-seed3",
+        "b2h4s64d64-bf16-causal-sink-seed3",
+        "b2h4s64d64-bf16-causal-kv2-seed3",
+    ]
+
+    def fails(each: Example) -> bool:
+        return "kv2" in each.case.id and ("causal" in each.case.id or "sink" not in each.case.id)
+
+    assert with_fewer_texts(example, fails).case.id == "b2h4s64d64-bf16-kv2-seed3"
 
 
 def test_lengths_of_a_remainder_are_the_smallest() -> None:
