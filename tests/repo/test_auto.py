@@ -19,7 +19,7 @@ from kernels.auto.costs import Costs, Table, costs_of, fitted
 from kernels.auto.problem import Problem
 from kernels.auto.regret import choices
 from kernels.auto.rung_times import UNSEEN, read_rung_times
-from kernels.auto.work import RUNGS
+from kernels.auto.work import RUNGS, _busiest_sm
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.suites import SUITES
@@ -287,6 +287,13 @@ def test_more_keys_are_more_work(rung: str, causal: str) -> None:
     terms = [RUNGS[rung](problem, 132) for problem in problems]
     assert all(math.isfinite(term) and term >= 0 for each in terms for term in each)
     assert sum(terms[-1]) > sum(terms[0])
+
+
+def test_two_blocks_of_an_sm_get_tiles_as_launchers_deal_them() -> None:
+    """Three tiles of length 2 come before three of length 1; in the second round, the last block is dealt to first."""
+    assert _busiest_sm([1, 2], copies=3, sms=2, per_sm=2) == (2 + 2 + 1, 3)  # tiles 0, 2 and 5
+    assert _busiest_sm([1, 2], copies=1, sms=2, per_sm=2) == (2, 1)
+    assert _busiest_sm([1, 2], copies=300, sms=2, per_sm=2) == (450, 300)  # of many tiles, the mean
 
 
 def test_the_keys_of_tiles_under_masks() -> None:

@@ -53,7 +53,10 @@ def require_cards(tables: list[PageTable]) -> dict[str, str]:
         raise UsageProblem(f"no GPU: the tables are measured on {', '.join(folders)}")
     for gpu in gpus:
         if folders != [gpu_folder(gpu.name)]:
-            raise UsageProblem(f"this GPU is {gpu.name}, the tables are of {', '.join(folders)}")
+            of_tables = ", ".join(folders)
+            raise UsageProblem(
+                f"this GPU is {gpu.name}, the tables are of {of_tables}; choose such GPUs with CUDA_VISIBLE_DEVICES"
+            )
     cards = {hash_of_gpu(default_cache(), gpu): gpu.uuid for gpu in gpus}
     if None in cards:
         raise UsageProblem(f"{default_cache()} cannot be written: it has to keep what tells this card from others")
