@@ -15,6 +15,7 @@ from pytest_fa.records.paired import CPU_METHOD
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU, Speed
 
+MIN_CLOCK_SHARE = 0.5  # of the highest SM clock, that a power cap leaves at least; no card here went below 0.69
 PILOT_MARGIN = 1.25  # a gate's ratio and that of its pilot differ by less than this factor
 
 
@@ -33,7 +34,7 @@ def _of_speed(record: Record, speed: Speed) -> Iterator[str]:
     on_gpu = speed.profiler_missing != ON_CPU  # on a loaded CPU, any two times of one call may differ a hundredfold
     if on_gpu and speed.call.median_us < MIN_CALL_SHARE * device_us:
         yield f"call_us is {speed.call.median_us:.2f}, less than device_us, {device_us:.2f}: a caller waits for the GPU"
-    if speed.cold is not None and speed.cold.median_us < MIN_CALL_SHARE * device_us:
+    if speed.cold is not None and speed.cold.median_us < MIN_CALL_SHARE * _clock_share(speed) * device_us:
         yield f"cold_us is {speed.cold.median_us:.2f}, less than device_us, {device_us:.2f}"
     sampled = (speed.device, speed.call)
     needed = sum(sum(timing.samples_us) * timing.calls_per_sample for timing in sampled) / 1e6
@@ -44,6 +45,17 @@ def _of_speed(record: Record, speed: Speed) -> Iterator[str]:
     clocks = (speed.clocks_before, speed.clocks_during, speed.clocks_after, of_profiler)
     if record.environment.gpu is None and any(clocks):
         yield "it has a GPU's clocks, but no GPU"
+
+
+def _clock_share(speed: Speed) -> float:
+    """The share of the highest SM clock that calls in a row had: a single cold call may take this share of their time.
+
+    A power cap lowers the clock while calls follow each other.  After a pause, the clock is high again.
+    """
+    read = [clocks.sm_mhz for clocks in (speed.clocks_during, speed.clocks_after) if clocks and clocks.sm_mhz]
+    if not speed.judge_saw_power_cap or not read or not speed.highest_sm_mhz:
+        return 1.0
+    return max(MIN_CLOCK_SHARE, min(read) / speed.highest_sm_mhz)
 
 
 def _of_gate(variant: str, gate: Gate) -> Iterator[str]:

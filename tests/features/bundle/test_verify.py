@@ -32,7 +32,7 @@ from pytest_fa.records.outcome import Outcome
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.source import read_source
-from pytest_fa.records.timing import Agreement, NodeTime, OutsideTime, ProfilerTime, Speed
+from pytest_fa.records.timing import POWER_CAP_BIT, Agreement, NodeTime, OutsideTime, ProfilerTime, Speed
 from tests import factories
 from tests.factories import check
 from tests.written_runs import end_run
@@ -459,6 +459,33 @@ def test_a_cpu_may_be_slower_in_the_pilot(content: Content, method: str, is_acce
     for times in line["added"]["gate"]["pilot_us"].values():
         times[line["variant"]] *= 2
     problems = [each for each in implausible(read_record(json.dumps(line))) if "the pilot's times give" in each]
+    assert (problems == []) is is_accepted
+
+
+# MHz before, during and after the timed calls, and under the profiler; the throttle reason; the share of `device_us`.
+CLOCKS = {
+    "capped": ((1980, 1800, 1800, 1470), POWER_CAP_BIT, 0.85, True),
+    "capped, but not as much": ((1980, 1800, 1800, 1470), POWER_CAP_BIT, 0.8, False),
+    "not capped": ((1980, 1470, 1470, 1980), 0, 0.85, False),
+    "only low before": ((1200, 1980, 1980, 1980), POWER_CAP_BIT, 0.85, False),
+    "only low under the profiler": ((1980, 1980, 1980, 1200), POWER_CAP_BIT, 0.85, False),
+    "no reading": ((1980, 0, 0, 1980), POWER_CAP_BIT, 0.85, False),
+    "lower than a cap leaves": ((1980, 1, 1, 1980), POWER_CAP_BIT, 0.4, False),
+}
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_a_cold_call_may_have_a_higher_clock(content: Content, name: str) -> None:
+    """Calls that follow each other are slower under a power cap than a single call after a pause."""
+    (*mhz, of_profiler), reasons, share, is_accepted = CLOCKS[name]
+    (line, *_) = [line for line in _lines(content) if line["kind"] == "speed" and line["speed"]["cold"]]
+    speed = line["speed"]
+    before = {**speed["clocks_before"], "throttle_reasons": 0}
+    speed["profiler"]["clocks"] = {**before, "sm_mhz": of_profiler}
+    for reading, sm_mhz in zip(("clocks_before", "clocks_during", "clocks_after"), mhz, strict=True):
+        speed[reading] = {**before, "sm_mhz": sm_mhz, "throttle_reasons": 0 if reading == "clocks_before" else reasons}
+    speed["cold"]["median_us"] = share * speed["device"]["median_us"]
+    problems = [each for each in implausible(read_record(json.dumps(line))) if each.startswith("cold_us")]
     assert (problems == []) is is_accepted
 
 
