@@ -106,7 +106,8 @@ def test_no_two_calls_have_the_same_gradients() -> None:
     moved = ("q", "k", "v", *data._moved_extra)
     names = ("q", "k", "v", OUT, LSE, DOUT)
     places = [tuple(shifts[moved.index(name)] for name in names) for shifts in calls]
-    assert len({place[:-1] for place in places}) == len({place[0] for place in places}) == PLACES
+    # In one of 70 runs, two places of q are equal; those of q, k and v together are in one of 10^8.
+    assert len({place[:-1] for place in places}) == len({place[:3] for place in places}) == PLACES
     assert len(set(places)) == len(places) == PLACES * STEPS
     assert len({place[-1] for place in places[:100]}) > 80
 
