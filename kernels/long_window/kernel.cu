@@ -115,23 +115,40 @@ __device__ __forceinline__ GroupTiles make_group_tiles(const Params& params, con
   return {first, max(first, (begin_of_last + BLOCK_N - 1) / BLOCK_N), max(first, whole_keys / BLOCK_N), end};
 }
 
-// Hides the keys before the windows of this lane's rows.
+// Hides the keys before and behind the windows of this lane's rows, and negates all scores if the scale is negative.  For each
+// fragment, one bit says whether the row sees the key, so that a score takes one test for both ends.
 template <int S_TILES>
-__device__ __forceinline__ void mask_begin(float (&s)[S_TILES][4], const Params& params, int query, int first_key, int lane) {
-  if (MISTAKE == BEGIN_NOT_MASKED) return;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int begin = params.first_begin + query + i / 2 * 8 - first_key - lane % QUAD * 2 - i % 2;
+__device__ __forceinline__ void mask_both_ends(float (&s)[S_TILES][4], const Params& params, int query, int first_key, int lane) {
+  if (params.is_negated) {
 #pragma unroll
     for (int n = 0; n < S_TILES; ++n) {
-      if (n * fa::MMA_N < begin) s[n][i] = -CUDART_INF_F;
+#pragma unroll
+      for (float& score : s[n]) score = -score;
+    }
+  }
+  const auto bits_from = [](int key) { return ~0u << max(0, min(31, (key + fa::MMA_N - 1) / fa::MMA_N)); };
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = query + i / 2 * 8, lane_key = first_key + lane % QUAD * 2 + i % 2;
+    const int begin = MISTAKE == BEGIN_NOT_MASKED ? 0 : params.first_begin + row - lane_key;
+    const int end = min(params.seq_k, params.first_diagonal + row) - lane_key;
+    const uint32_t visible = bits_from(begin) & ~bits_from(end);
+#pragma unroll
+    for (int n = 0; n < S_TILES; ++n) {
+      if (!(visible >> n & 1)) s[n][i] = -CUDART_INF_F;
     }
   }
 }
 
-// Adds the sink to the row sums: it is a score without a value.
+// Adds the sink to the row sums: it is a score without a value.  O is rescaled only if the sink is above a row max of the warp.
 template <int O_TILES>
 __device__ __forceinline__ void add_sink(float (&o)[O_TILES][4], fa::IntegerSoftmax& softmax, float sink_log2, int lane) {
+  static_assert(fa::LANE_ROWS == 2);
+  if (!__any_sync(0xffffffffu, sink_log2 > fminf(softmax.m_log2[0], softmax.m_log2[1]))) {
+#pragma unroll
+    for (int r = 0; r < fa::LANE_ROWS; ++r) softmax.l[r] += lane % QUAD == 0 ? exp2f(sink_log2 - softmax.m_log2[r]) : 0.0f;
+    return;
+  }
 #pragma unroll
   for (int r = 0; r < fa::LANE_ROWS; ++r) {
     const float m_new_log2 = MISTAKE == SINK_NOT_IN_MAX ? softmax.m_log2[r] : fmaxf(softmax.m_log2[r], sink_log2);
@@ -202,8 +219,7 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
         fa::wgmma_wait_group<0>(s);
         fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
         if constexpr (TAKES_CAP) fa::cap_scores(s, params);
-        fa::mask(s, params, query, j * BLOCK_N, lane);
-        mask_begin(s, params, query, j * BLOCK_N, lane);
+        mask_both_ends(s, params, query, j * BLOCK_N, lane);
         softmax.raise_m(s, params.scale_log2, params.inverse_scale_log2);
         softmax.exponentials(s, params.scale_log2);
         fa::round_p<T>(p, s);
@@ -231,10 +247,7 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
         fa::wgmma_wait_group<1>(s);
         fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
         if constexpr (TAKES_CAP) fa::cap_scores(s, params);
-        if (decltype(is_masked)::value) {
-          fa::mask(s, params, query, j * BLOCK_N, lane);
-          mask_begin(s, params, query, j * BLOCK_N, lane);
-        }
+        if (decltype(is_masked)::value) mask_both_ends(s, params, query, j * BLOCK_N, lane);
         const bool is_raised = softmax.raise_m_if_needed(s, params.scale_log2, params.inverse_scale_log2);
         softmax.exponentials(s, params.scale_log2);
         // ptxas would move the exponentials below the wait for P V, but not across the loop of this wait.

@@ -17,12 +17,13 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.select import select_variants
-from pytest_fa.catalog.variant import Variant
+from pytest_fa.catalog.variant import Tolerance, Variant
 from pytest_fa.features.ncu.nsight import Nsight
 from pytest_fa.host.client import Workers
+from pytest_fa.judge.pipeline import run_case
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
-from pytest_fa.wire.jobs import CaseJob
+from pytest_fa.wire.jobs import CaseJob, CaseResult
 from tests.factories import WriteVariant
 from tests.projects import new_project, project, resident_server
 
@@ -135,14 +136,27 @@ def build_together(names: Iterable[str], cache: Path) -> dict[str, Built]:
     return builds
 
 
-def is_found_out(workers: Workers, built: Built, shapes: Iterable[str], repeats: int | None = 0) -> bool:
+def judged(
+    built: Built, shape: str, policy: Tolerance = "same_precision", property_name: str | None = None
+) -> CaseResult:
+    """The result of one judged case, or of one property."""
+    variant, library = built
+    case = parse_case(f"{shape}-seed0")
+    return run_case(
+        CaseJob(variant, case, library, "cuda", policy, checks_output=True, time=False, property_name=property_name)
+    )
+
+
+def is_found_out(
+    workers: Workers, built: Built, shapes: Iterable[str], repeats: int | None = 0, policy: Tolerance = "same_precision"
+) -> bool:
     """Whether a result of a deliberately wrong kernel is wrong, or the device fails, on at least one shape.
 
     `repeats` calls must give the same bits; None is as many as a test of a user has.
     """
     variant, library = built
     cases = [parse_case(f"{shape}-seed0") for shape in shapes]
-    job = CaseJob(variant, cases[0], library, "cuda", "same_precision", checks_output=True, time=False, repeats=repeats)
+    job = CaseJob(variant, cases[0], library, "cuda", policy, checks_output=True, time=False, repeats=repeats)
     jobs = [msgspec.structs.replace(job, case=case) for case in cases]
     return any(workers.run(job).outcome in ("wrong", "device_error") for job in jobs)
 

@@ -7,14 +7,23 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pytest_fa.catalog.case import parse_case
 from pytest_fa.gpu.quantised import quantise
 from pytest_fa.host.client import Workers
-from pytest_fa.judge.pipeline import run_case
-from pytest_fa.wire.jobs import CaseJob, CaseResult
-from tests.device.conftest import Built
+from pytest_fa.wire.jobs import CaseResult
+from tests.device.conftest import Built, is_found_out, judged
 
-RUNGS = ("fp8_wgmma", "fp8_overlap", "fp8_sum", "fp8_tiles", "fp8_max", "fp8_mma")
+RUNGS = (
+    "fp8_wgmma",
+    "fp8_overlap",
+    "fp8_sum",
+    "fp8_tiles",
+    "fp8_max",
+    "fp8_transpose",
+    "fp8_shapes",
+    "fp8_causal",
+    "fp8_split",
+    "fp8_mma",
+)
 SHAPES = (
     "b1h2s1d64-e4m3-sk127",  # one query, one key tile
     "b1h2s65d64-e4m3-sk129",  # two key tiles
@@ -27,6 +36,7 @@ SHAPES = (
     "b3h17s640d128-e4m3-causal_br-sk900",
     "b1h1s2048d64-e4m3-sk4096",  # a long row sum
     "b1h1s256d128-e4m3-sk16384",
+    "b2h16s4096d64-e4m3",  # fp8_split divides the last round
 )
 PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "contained_nan", "head_independence")
 # Where each mistake must show; the other cases may accept it.
@@ -37,17 +47,15 @@ WRONG = {
     "wrong_fp8_next_v_descale": "b1h8s512d64-e4m3",
 }
 BARRIERS = ("q_full", "k_full", "v_full", "q_empty", "k_empty", "v_empty", "o_written")
+RACES = (*(f"race_fp8_wgmma_{barrier}" for barrier in BARRIERS), "race_fp8_transpose_v_written", "race_fp8_part_stored")
 # Many key tiles, and more work tiles than SMs, so that buffers are used again.
-RACE_SHAPES = ("b4h16s512d64-e4m3", "b1h8s4096d64-e4m3", "b2h16s4096d64-e4m3-causal")
+RACE_SHAPES = ("b4h16s512d64-e4m3", "b1h8s4096d64-e4m3", "b2h16s4096d64-e4m3-causal", "b2h16s4096d64-e4m3")
 FEW_KEYS, MANY_KEYS = "b1h8s512d64-e4m3", "b1h1s2048d64-e4m3-sk4096"
 
 
 def run(built: Built, shape: str, property_name: str | None = None) -> CaseResult:
-    """The result of one judged case, or of one property."""
-    variant, library = built
-    case = parse_case(f"{shape}-seed0")
-    job = CaseJob(variant, case, library, "cuda", "fp8", checks_output=True, time=False, property_name=property_name)
-    return run_case(job)
+    """The result of one judged case, or of one property, with the bounds of e4m3."""
+    return judged(built, shape, "fp8", property_name)
 
 
 def test_a_gpu_quantises_as_the_cpu_does() -> None:
@@ -92,10 +100,7 @@ def test_one_accumulator_is_wrong_if_v_has_one_sign(build_rung: Callable[[str], 
     assert (result.outcome, "(V full of ones)" in result.message) == ("wrong", True)
 
 
-@pytest.mark.parametrize("barrier", BARRIERS)
-def test_each_barrier_is_needed(workers: Workers, build_rung: Callable[[str], Built], barrier: str) -> None:
-    """Without the barrier, a result is wrong or the device fails, on at least one of three shapes."""
-    variant, library = build_rung(f"race_fp8_wgmma_{barrier}")
-    cases = [parse_case(f"{shape}-seed0") for shape in RACE_SHAPES]
-    jobs = [CaseJob(variant, case, library, "cuda", "fp8", checks_output=True, time=False) for case in cases]
-    assert any(workers.run(job).outcome in ("wrong", "device_error") for job in jobs), "no shape shows it"
+@pytest.mark.parametrize("name", RACES)
+def test_each_barrier_is_needed(workers: Workers, build_rung: Callable[[str], Built], name: str) -> None:
+    """Without the barrier, a result is wrong or the device fails, on at least one shape."""
+    assert is_found_out(workers, build_rung(name), RACE_SHAPES, policy="fp8"), "no shape shows it"

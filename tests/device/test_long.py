@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_fa.catalog.case import parse_case
 from pytest_fa.host.client import Workers
-from pytest_fa.judge.pipeline import run_case
-from pytest_fa.wire.jobs import CaseJob
-from tests.device.conftest import Built, build_together, is_found_out
+from tests.device.conftest import Built, build_together, is_found_out, judged
 
 RUNGS = (
     "long_block",
@@ -58,12 +55,7 @@ def test_properties_hold_on_every_path(
     build_rung: Callable[[str], Built], rung: str, shape: str, property_name: str
 ) -> None:
     """Numerical properties hold at the shapes that select each of the kernel's code paths."""
-    variant, library = build_rung(rung)
-    case = parse_case(f"{shape}-seed0")
-    job = CaseJob(
-        variant, case, library, "cuda", "same_precision", checks_output=True, time=False, property_name=property_name
-    )
-    result = run_case(job)
+    result = judged(build_rung(rung), shape, property_name=property_name)
     assert (result.outcome, result.message) == ("ok", "")
 
 
@@ -71,11 +63,9 @@ def test_properties_hold_on_every_path(
 @pytest.mark.parametrize("rung", RUNGS)
 def test_as_many_work_tiles_as_multiprocessors(build_rung: Callable[[str], Built], rung: str, more: int) -> None:
     """Results are right if there is one work tile less than multiprocessors, as many, or one more."""
-    variant, library = build_rung(rung)
     # With two warpgroups per block, the 100 queries of a head are one work tile.
     heads = torch.cuda.get_device_properties(0).multi_processor_count + more
-    case = parse_case(f"b1h{heads}s100d64-fp16-causal_br-sk400-seed0")
-    result = run_case(CaseJob(variant, case, library, "cuda", "same_precision", checks_output=True, time=False))
+    result = judged(build_rung(rung), f"b1h{heads}s100d64-fp16-causal_br-sk400")
     assert (result.outcome, result.message) == ("ok", "")
 
 
