@@ -348,7 +348,10 @@ def test_a_table_stays_with_the_card_that_began_it(root: Path, monkeypatch: pyte
     }
 
 
-def test_an_interrupted_run_ends_its_processes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_its_processes(
+    root: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals
+) -> None:
     """They save what they have first."""
     use_cards(monkeypatch, "GPU-1", "GPU-2")
     monkeypatch.setenv("FAKE_SLOW", "third")
@@ -357,7 +360,7 @@ def test_an_interrupted_run_ends_its_processes(root: Path, monkeypatch: pytest.M
     def interrupt() -> None:
         while not (log.exists() and "third" in log.read_text(encoding="utf-8")):
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), sent)
 
     interrupting = threading.Thread(target=interrupt, daemon=True)
     interrupting.start()

@@ -5,6 +5,7 @@ The cards of a host measure at the same time, each its own pieces one after anot
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def run_pieces(
 
     `uuids` has the UUID of each card, by its hash.  A piece that is expected to end later is not begun, except the
     first of a card; a short one behind it may be.  One that takes longer than its limit is interrupted, so that it
-    saves what it has, and then killed.
+    saves what it has, and then killed.  So are all if this process is interrupted or terminated.
     """
     end = math.inf if seconds is None else time.monotonic() + seconds
     numbers = itertools.count(1)
@@ -94,7 +95,7 @@ def run_pieces(
                 say(f"{name}: {problem}: {log.relative_to(root)}")
         return left
 
-    with ThreadPoolExecutor(max(1, len(numbered))) as pool:
+    with _terminated_like_interrupted(), ThreadPoolExecutor(max(1, len(numbered))) as pool:
         try:
             left = sum(future.result() for future in as_completed(pool.submit(run_on, card) for card in numbered))
         except BaseException:
@@ -103,6 +104,16 @@ def run_pieces(
     if left:
         say(f"{left} of {len(plan.pieces)} pieces are left: run the same command again")
     return not left
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` at SIGTERM, too: a job scheduler sends it at a time limit."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(
