@@ -306,6 +306,20 @@ def test_chosen_pages_are_measured_with_what_shares_their_results(
     assert capsys.readouterr().err == "kernels/b.md has no table of measured results\n"
 
 
+def test_a_chosen_table_is_measured_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is named by its line, as the check names it; another line than those of tables is refused."""
+    assert main(["--run", "README.md:4"], root, FAKE) == 0
+    assert processes(root) == ["speed:third"]
+    capsys.readouterr()
+    assert main(["--check", "README.md:4"], root) == 0
+    assert "README.md:1" not in capsys.readouterr().out
+    assert main(["--run", "README.md:3"], root, FAKE) == 2
+    line = "README.md:3 has no table of measured results; the page has some at the lines 1, 4\n"
+    assert capsys.readouterr().err == line
+    assert main(["--run", "READ.md:4"], root, FAKE) == 2
+    assert "no page is 'READ.md:4'; write the path from" in capsys.readouterr().err
+
+
 def test_failures_are_results(root: Path) -> None:
     """A wrong output is saved, ends its table, and is not an error of the run."""
     with pytest.MonkeyPatch.context() as patch:

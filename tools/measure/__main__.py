@@ -6,7 +6,8 @@
     python -m tools.measure --check            which rows are stale, dirty, mixed, missing or of another method
     python -m tools.measure --prune            remove checks of earlier sources that no table shows and that passed
     python -m tools.measure ... --code         sources whose code is the same do not count: builds both, and compares
-    python -m tools.measure ... PAGE ...       only the tables of these pages, and those that show a result with them
+    python -m tools.measure ... PAGE ...       only the tables of these pages, and those that show a result with them;
+                                               kernels/long.md:6 is one table, the one at this line
 
 Repeat the run until nothing is left.  Then
 `python -m tools.docs.markdown` writes the tables.
@@ -43,7 +44,9 @@ def main(arguments: list[str], root: Path | None = None, pytest: tuple[str, ...]
     what.add_argument("--prune", action="store_true", help="remove old checks that no table shows")
     parser.add_argument("--seconds", type=float, help="with --run: the time after which no piece ends")
     parser.add_argument("--code", action="store_true", help="changed sources with the same code do not count")
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help="a page, such as kernels/long.md; default: all")
+    parser.add_argument(
+        "pages", nargs="*", metavar="PAGE", help="a page or a table, such as kernels/long.md:6; default: all"
+    )
     options = parser.parse_args(arguments)
     if options.seconds is not None and not options.run:
         parser.error("--seconds needs --run")

@@ -59,8 +59,8 @@ class PageTable(NamedTuple):
 class ShownPages:
     """The pages of a repository with what their tables need: the variants, and the saved results that stand.
 
-    With `chosen`, paths from the root folder, it has the tables of these pages, and those that share a result with one.
-    With `same_code`, sources have not changed for a variant whose code is the same.
+    With `chosen`, paths from the root folder or names of tables such as `kernels/long.md:6`, it has these tables, and
+    those that share a result with one.  With `same_code`, sources have not changed for a variant with the same code.
     Raises `TableProblem` if there are no pages or not the chosen ones, and `FaError` if the variants cannot be read.
     """
 
@@ -71,8 +71,9 @@ class ShownPages:
         self._paths = [path for glob in PAGES for path in sorted(root.glob(glob))]
         if not self._paths:
             raise TableProblem(f"no page in {root}: run this in the root folder of the repository")
-        if unknown := self._chosen - {_name_of(path, root) for path in self._paths}:
-            raise TableProblem(f"no page is {min(unknown)!r}; write the path from {root}, such as kernels/long.md")
+        pages = {_name_of(path, root) for path in self._paths}
+        if unknown := [each for each in sorted(self._chosen) if _page_of(each) not in pages]:
+            raise TableProblem(f"no page is {unknown[0]!r}; write the path from {root}, such as kernels/long.md")
         catalog = discover((root / kernels,))
         catalog.require_unique_names()
         self.variants: dict[str, Variant] = catalog.variants
@@ -81,15 +82,17 @@ class ShownPages:
     def tables(self) -> list[PageTable]:
         """The tables that show something measured.
 
-        Raises `TableProblem` for a page, a comment or a line of records that cannot be read, and for a variant that
-        does not exist.
+        Raises `TableProblem` for a page, a comment or a line of records that cannot be read, for a variant that does
+        not exist, and if a chosen page or line has no such table.
         """
         tables = [table for path in self._paths for table in self._tables_of(path)]
         if not self._chosen:
             return tables
-        if without := self._chosen - {each.page for each in tables}:
-            raise TableProblem(f"{min(without)} has no table of measured results")
-        groups = [group for group in groups_of(tables) if any(each.page in self._chosen for each in group)]
+        if without := self._chosen - {name for each in tables for name in (each.page, each.name)}:
+            lines = [str(each.line) for each in tables if each.page == _page_of(min(without))]
+            more = f"; the page has some at the lines {', '.join(lines)}" if lines else ""
+            raise TableProblem(f"{min(without)} has no table of measured results{more}")
+        groups = [group for group in groups_of(tables) if any({each.page, each.name} & self._chosen for each in group)]
         names = {each.name for group in groups for each in group}
         return [each for each in tables if each.name in names]
 
@@ -159,6 +162,12 @@ class ShownPages:
 
 def _name_of(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix()
+
+
+def _page_of(chosen: str) -> str:
+    """The page of a table's name, or the page itself."""
+    page, _, line = chosen.rpartition(":")
+    return page if line.isdigit() else chosen
 
 
 def _id_of(kind: RecordKind, variant: str, case: Case) -> str:
