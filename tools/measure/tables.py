@@ -72,7 +72,7 @@ class ShownPages:
         if not self._paths:
             raise TableProblem(f"no page in {root}: run this in the root folder of the repository")
         pages = {_name_of(path, root) for path in self._paths}
-        if unknown := [each for each in sorted(self._chosen) if _page_of(each) not in pages]:
+        if unknown := [name for name in sorted(self._chosen) if _page_of(name) not in pages]:
             raise TableProblem(f"no page is {unknown[0]!r}; write the path from {root}, such as kernels/long.md")
         catalog = discover((root / kernels,))
         catalog.require_unique_names()
@@ -88,11 +88,13 @@ class ShownPages:
         tables = [table for path in self._paths for table in self._tables_of(path)]
         if not self._chosen:
             return tables
-        if without := self._chosen - {name for each in tables for name in (each.page, each.name)}:
-            lines = [str(each.line) for each in tables if each.page == _page_of(min(without))]
+        if without := sorted(self._chosen - {name for table in tables for name in (table.page, table.name)}):
+            lines = [str(table.line) for table in tables if table.page == _page_of(without[0])]
             more = f"; the page has some at the lines {', '.join(lines)}" if lines else ""
-            raise TableProblem(f"{min(without)} has no table of measured results{more}")
-        groups = [group for group in groups_of(tables) if any({each.page, each.name} & self._chosen for each in group)]
+            raise TableProblem(f"{without[0]} has no table of measured results{more}")
+        groups = [
+            group for group in groups_of(tables) if any({table.page, table.name} & self._chosen for table in group)
+        ]
         names = {each.name for group in groups for each in group}
         return [each for each in tables if each.name in names]
 

@@ -15,7 +15,7 @@ from pytest_fa.records.paired import CPU_METHOD
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU, Speed
 
-MIN_CLOCK_SHARE = 0.5  # of the highest SM clock, that a power cap leaves at least; no card here went below 0.69
+MIN_CLOCK_SHARE = 0.5  # of the highest SM clock, below which no power cap explains it; H200s had 0.69 or more
 PILOT_MARGIN = 1.25  # a gate's ratio and that of its pilot differ by less than this factor
 
 
@@ -52,10 +52,10 @@ def _clock_share(speed: Speed) -> float:
 
     A power cap lowers the clock while calls follow each other.  After a pause, the clock is high again.
     """
-    read = [clocks.sm_mhz for clocks in (speed.clocks_during, speed.clocks_after) if clocks and clocks.sm_mhz]
-    if not speed.judge_saw_power_cap or not read or not speed.highest_sm_mhz:
+    under_load_mhz = [clocks.sm_mhz for clocks in (speed.clocks_during, speed.clocks_after) if clocks and clocks.sm_mhz]
+    if not speed.judge_saw_power_cap or not under_load_mhz or not speed.highest_sm_mhz:
         return 1.0
-    return max(MIN_CLOCK_SHARE, min(read) / speed.highest_sm_mhz)
+    return max(MIN_CLOCK_SHARE, min(under_load_mhz) / speed.highest_sm_mhz)
 
 
 def _of_gate(variant: str, gate: Gate) -> Iterator[str]:

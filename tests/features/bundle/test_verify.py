@@ -470,7 +470,7 @@ CLOCKS = {
     "only low before": ((1200, 1980, 1980, 1980), POWER_CAP_BIT, 0.85, False),
     "only low under the profiler": ((1980, 1980, 1980, 1200), POWER_CAP_BIT, 0.85, False),
     "no reading": ((1980, 0, 0, 1980), POWER_CAP_BIT, 0.85, False),
-    "lower than a cap leaves": ((1980, 1, 1, 1980), POWER_CAP_BIT, 0.4, False),
+    "lower than a power cap explains": ((1980, 1, 1, 1980), POWER_CAP_BIT, 0.4, False),
 }
 
 
@@ -485,7 +485,7 @@ def test_a_cold_call_may_have_a_higher_clock(content: Content, name: str) -> Non
     for reading, sm_mhz in zip(("clocks_before", "clocks_during", "clocks_after"), mhz, strict=True):
         speed[reading] = {**before, "sm_mhz": sm_mhz, "throttle_reasons": 0 if reading == "clocks_before" else reasons}
     speed["cold"]["median_us"] = share * speed["device"]["median_us"]
-    problems = [each for each in implausible(read_record(json.dumps(line))) if each.startswith("cold_us")]
+    problems = [problem for problem in implausible(read_record(json.dumps(line))) if problem.startswith("cold_us")]
     assert (problems == []) is is_accepted
 
 
