@@ -1,4 +1,5 @@
-// long_window: windows and attention sinks.  Also the source of long_heads, long_mla, long_cap, long_ragged and long_sorted.
+// long_window: windows and attention sinks.  Also the source of long_next_s, long_heads, long_mla, long_cap,
+// long_ragged and long_sorted.
 // step:    windows and attention sinks: a work tile has a first key tile, too, and a warpgroup masks the tiles at both ends of its
 //          keys; the sink is one more score, added after the last tile
 // because: many models let a query see only the latest keys, and give each head a sink; long_causal refuses both
@@ -15,6 +16,7 @@
 #include "fa/launch_persistent.cuh"
 #include "fa/o_over_q.cuh"
 #include "fa/omit.cuh"
+#include "fa/passed_tiles.cuh"
 #include "fa/products.cuh"
 #include "fa/ragged.cuh"
 #include "fa/ring.cuh"
@@ -44,6 +46,7 @@ enum Barrier {
 enum Mistake {
   NO_MISTAKE,
   BEGIN_NOT_MASKED,  // no key before a window is hidden, only whole tiles are skipped
+  END_NOT_MASKED,    // no key behind a window is hidden, only whole tiles are skipped
   BEGIN_TOO_LATE,    // the tile in which the window of a warpgroup begins is skipped
   SINK_NOT_IN_MAX,   // the sink is added to the row sum, but is not in the row max
   TAIL_NOT_CLEARED,  // rows of V behind the last key of a sequence are not cleared
@@ -66,8 +69,13 @@ struct Shape : fa::Shape<HEAD_DIM, GROUPS, BLOCK_N, BLOCKS, V_COLUMNS == 0 ? HEA
   static constexpr int STAGES = STAGES_;
 };
 
+// In long_next_s, blocks with one computing warpgroup start S of the next work tile before they store O.
+template <typename SHAPE>
+constexpr bool STARTS_NEXT = STARTS_NEXT_S && SHAPE::GROUPS == 1;
+
 template <typename T, typename SHAPE>
-using Smem = fa::WithOrder<IS_SORTED, fa::TileSmem<T, SHAPE, SHAPE::STAGES>>;
+using Smem = std::conditional_t<STARTS_NEXT<SHAPE>, fa::PassedSmem<T, SHAPE, SHAPE::STAGES>,
+                                fa::WithOrder<IS_SORTED, fa::TileSmem<T, SHAPE, SHAPE::STAGES>>>;
 
 // Releases a tile of K and of V that this warpgroup does not read.
 template <typename SMEM, int STAGES>
@@ -126,13 +134,14 @@ __device__ __forceinline__ void mask_both_ends(float (&s)[S_TILES][4], const Par
       for (float& score : s[n]) score = -score;
     }
   }
-  const auto bits_from = [](int key) { return ~0u << max(0, min(31, (key + fa::MMA_N - 1) / fa::MMA_N)); };
+  const auto bits_from = [](int key) { return ~0u << max(0, min(31, (key + fa::MMA_N - 1) >> 3)); };  // a shift rounds down
+  static_assert(fa::MMA_N == 8);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = query + i / 2 * 8, lane_key = first_key + lane % QUAD * 2 + i % 2;
     const int begin = MISTAKE == BEGIN_NOT_MASKED ? 0 : params.first_begin + row - lane_key;
     const int end = min(params.seq_k, params.first_diagonal + row) - lane_key;
-    const uint32_t visible = bits_from(begin) & ~bits_from(end);
+    const uint32_t visible = bits_from(begin) & ~bits_from(MISTAKE == END_NOT_MASKED ? params.seq_k - lane_key : end);
 #pragma unroll
     for (int n = 0; n < S_TILES; ++n) {
       if (!(visible >> n & 1)) s[n][i] = -CUDART_INF_F;
@@ -140,13 +149,14 @@ __device__ __forceinline__ void mask_both_ends(float (&s)[S_TILES][4], const Par
   }
 }
 
-// Adds the sink to the row sums: it is a score without a value.  O is rescaled only if the sink is above a row max of the warp.
+// Adds the sink to the row sums: it is a score without a value.  O is rescaled only if the sink is far above a row max of the warp.
 template <int O_TILES>
 __device__ __forceinline__ void add_sink(float (&o)[O_TILES][4], fa::IntegerSoftmax& softmax, float sink_log2, int lane) {
   static_assert(fa::LANE_ROWS == 2);
-  if (!__any_sync(0xffffffffu, sink_log2 > fminf(softmax.m_log2[0], softmax.m_log2[1]))) {
+  constexpr float MAX_ABOVE_LOG2 = 64.0f;  // row sums up to 2^64 and their inverses are as exact as smaller ones
+  if (!__any_sync(0xffffffffu, sink_log2 > fminf(softmax.m_log2[0], softmax.m_log2[1]) + MAX_ABOVE_LOG2)) {
 #pragma unroll
-    for (int r = 0; r < fa::LANE_ROWS; ++r) softmax.l[r] += lane % QUAD == 0 ? exp2f(sink_log2 - softmax.m_log2[r]) : 0.0f;
+    for (int r = 0; r < fa::LANE_ROWS; ++r) softmax.l[r] += lane % QUAD == 0 ? fa::ex2_approx_ftz(sink_log2 - softmax.m_log2[r]) : 0.0f;
     return;
   }
 #pragma unroll
@@ -299,6 +309,108 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
   if (thread_in_group == 0) fa::cp_async_bulk_wait_group_read();  // before the block's shared memory is given to another one
 }
 
+// The same for the only computing warpgroup of a block, which gets its work tiles from the producer.  S of the first key tile of a
+// work tile runs while O of the one before it is stored.
+template <typename T, typename SHAPE>
+__device__ __forceinline__ void compute_ahead(const Params& params, const CUtensorMap& o_map, Smem<T, SHAPE>& smem) {
+  constexpr int HEAD_DIM = SHAPE::HEAD_DIM, BLOCK_N = SHAPE::BLOCK_N, STAGES = SHAPE::STAGES;
+  const int thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
+  const int lane_row = thread_in_group / WARP * MMA_M + lane / QUAD;  // this lane holds rows lane_row and lane_row + 8
+  const uint64_t first_q = fa::wgmma_descriptor(smem.q[0]), first_k = fa::wgmma_descriptor(smem.k[0]);
+  const uint64_t first_v = fa::wgmma_descriptor(smem.v[0], BLOCK_N * BOX_COLUMNS * 2);
+  constexpr int Q_STEP = SHAPE::Q_BYTES >> 4, K_STEP = SHAPE::TILE_BYTES >> 4, V_STEP = SHAPE::V_BYTES >> 4;
+  fa::Ring<STAGES> ring;
+  fa::Ring<fa::PASSED> passed;
+  float s[SHAPE::S_TILES][4];
+
+  // Behind the last work tile, S is computed of what shared memory holds, and nobody reads it.
+  auto start_first_s = [&] {
+    fa::wait<Q_FULL>(&smem.q_full[passed.stage], passed.phase);
+    const bool is_none = smem.tiles[passed.stage].first_query == fa::PassedTile::NONE;
+    if (!is_none) fa::wait<K_FULL>(&smem.k_full[ring.stage], ring.phase);
+    fa::start_qk<T, HEAD_DIM>(s, first_q + passed.stage * Q_STEP, first_k + ring.stage * K_STEP);
+    return !is_none;
+  };
+  bool goes_on = start_first_s();
+#pragma unroll 1
+  while (goes_on) {
+    const fa::PassedTile work = smem.tiles[passed.stage];
+    const int query = work.first_query + lane_row;
+    const GroupTiles tiles = make_group_tiles<SHAPE>(params, work.keys, work.first_query);
+    int j = work.keys.end - 1;
+    float o[SHAPE::O_TILES][4];  // without zeros: the first P V is not added
+    bool adds = false;
+    fa::IntegerSoftmax softmax;
+    uint32_t p[SHAPE::P_TILES][4];
+    auto start_pv = [&](int stage) {
+      fa::wgmma_fence();
+#pragma unroll
+      for (int n = 0; n < SHAPE::P_TILES; ++n) {
+        const uint64_t v = first_v + stage * V_STEP + n * (fa::MMA_K * BOX_COLUMNS * sizeof(T) >> 4);
+        fa::wgmma_any_n<T, 1>(o, p[n], v, adds || n > 0);
+      }
+      fa::wgmma_commit_group();
+      adds = true;
+    };
+
+    // The softmax of the last key tile.
+    fa::wgmma_wait_group<0>(s);
+    fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
+    mask_both_ends(s, params, query, j * BLOCK_N, lane);
+    softmax.raise_m(s, params.scale_log2, params.inverse_scale_log2);
+    softmax.exponentials(s, params.scale_log2);
+    fa::round_p<T>(p, s);
+    const auto wait_for_next_k = [&] {
+      const fa::Ring<STAGES> next = ring.next();
+      if (j > tiles.first) fa::wait<K_FULL>(&smem.k_full[next.stage], next.phase);
+    };
+    wait_for_next_k();
+
+    // S of the next key tile, with P V of this one, and then the softmax of the next one during P V.
+#pragma unroll 1
+    for (--j; j >= tiles.first; --j) {
+      const fa::Ring<STAGES> previous = ring;
+      ring.advance();
+      fa::start_qk<T, HEAD_DIM>(s, first_q + passed.stage * Q_STEP, first_k + ring.stage * K_STEP);
+      fa::wait<V_FULL>(&smem.v_full[previous.stage], previous.phase);
+      start_pv(previous.stage);
+      fa::wgmma_wait_group<1>(s);
+      fa::release<K_EMPTY>(&smem.k_empty[ring.stage]);
+      if (j >= tiles.end_whole || j < tiles.first_whole) mask_both_ends(s, params, query, j * BLOCK_N, lane);
+      const bool is_raised = softmax.raise_m_if_needed(s, params.scale_log2, params.inverse_scale_log2);
+      softmax.exponentials(s, params.scale_log2);
+      wait_for_next_k();  // ptxas would move the exponentials below the wait for P V, but not across this loop
+      fa::wgmma_wait_group<0>(o);
+      fa::release<V_EMPTY>(&smem.v_empty[previous.stage]);
+      fa::round_p<T>(p, s);
+      if (is_raised) softmax.rescale_rows(o);
+    }
+
+    // P V of the first key tile, and S of the next work tile.
+    const fa::Ring<STAGES> last = ring;
+    const fa::Ring<fa::PASSED> own = passed;
+    fa::wait<V_FULL>(&smem.v_full[last.stage], last.phase);
+    start_pv(last.stage);
+    ring.advance();
+    passed.advance();
+    goes_on = start_first_s();
+    fa::wgmma_wait_group<1>(o);
+    fa::release<V_EMPTY>(&smem.v_empty[last.stage]);
+
+    if (!work.sees_keys) {  // V may hold NaN
+#pragma unroll
+      for (int d = 0; d < SHAPE::O_TILES; ++d) o[d][0] = o[d][1] = o[d][2] = o[d][3] = 0.0f;
+    }
+    if (params.sink != nullptr) add_sink(o, softmax, work.sink_log2, lane);
+    fa::normalise(o, softmax, params, work.head, query, lane);
+    fa::store_o<O_WRITTEN, SHAPE::O_TILES>(smem.o, o, o_map, params, work.head, work.first_query, 0, FIRST_GROUP_BARRIER,
+                                           thread_in_group, lane);
+    fa::release<Q_EMPTY>(&smem.q_empty[own.stage]);
+  }
+  fa::wgmma_wait_group<0>(s);
+  if (thread_in_group == 0) fa::cp_async_bulk_wait_group_read();  // before the block's shared memory is given to another one
+}
+
 template <typename T, typename SHAPE>
 __global__ void __launch_bounds__(SHAPE::THREADS, SHAPE::BLOCKS_PER_SM)
 long_window_kernel(const __grid_constant__ Params params, const __grid_constant__ CUtensorMap q_map,
@@ -313,11 +425,20 @@ long_window_kernel(const __grid_constant__ Params params, const __grid_constant_
   if (warpgroup == 0) {
     fa::setmaxnreg_dec<SHAPE::PRODUCER_REGISTERS>();
     if (threadIdx.x < WARP && fa::elect_sync()) {
-      fa::produce<Q_FULL, V_FULL, SHAPE>(WindowTiles<SHAPE, Smem<T, SHAPE>>(params, smem), params, q_map, k_map, v_map, smem);
+      const WindowTiles<SHAPE, Smem<T, SHAPE>> deal(params, smem);
+      if constexpr (STARTS_NEXT<SHAPE>) {
+        fa::produce_passed<SHAPE>(deal, params, q_map, k_map, v_map, smem);
+      } else {
+        fa::produce<Q_FULL, V_FULL, SHAPE>(deal, params, q_map, k_map, v_map, smem);
+      }
     }
   } else {
     fa::setmaxnreg_inc<SHAPE::REGISTERS>();
-    compute<T, SHAPE>(params, o_map, smem, warpgroup - 1);
+    if constexpr (STARTS_NEXT<SHAPE>) {
+      compute_ahead<T, SHAPE>(params, o_map, smem);
+    } else {
+      compute<T, SHAPE>(params, o_map, smem, warpgroup - 1);
+    }
   }
 }
 
@@ -370,6 +491,7 @@ double estimated_us(const FaForwardArgs* args) {
 template <typename... SHAPES>
 struct Shapes {
   static int choose(const FaForwardArgs* args) {
+    if (STARTS_NEXT_S && args->seq_k == 0) return 0;  // the others load a key tile for each work tile
     if (ONLY_SHAPE >= 0) return std::min<int>(ONLY_SHAPE, sizeof...(SHAPES) - 1);
     return fa::fastest_shape(args, {&estimated_us<SHAPES>...});
   }

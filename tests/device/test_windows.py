@@ -22,6 +22,7 @@ WINDOWS = (
 )
 SHAPES = {
     "long_window": WINDOWS,
+    "long_next_s": WINDOWS,
     "long_heads": (
         "b2h4s333d80-fp16-win100_30-kv2-sk500-bshd",
         "b1h16s2100d96-bf16-causal",
@@ -50,12 +51,14 @@ SHAPES = {
 }
 SHAPES["long_sorted"] = SHAPES["long_ragged"]
 TILES = {64: 5, 128: 3}  # shapes of work tiles of long_window, by head_dim
+WITH_ONE_WARPGROUP = ((64, 3), (64, 4), (128, 2))
 PATHS = [(rung, shape) for rung, shapes in SHAPES.items() for shape in shapes]
 PROPERTIES = (None, "hard_data", "contained_nan")
 # Where each planted fault must show.
 FAULTS = {
     "wrong_long_begin_not_masked": "b1h2s70d64-fp16-win37_0-sk200",
     "wrong_long_begin_too_late": "b1h2s70d64-fp16-win37_0-sk400",
+    "wrong_long_end_not_masked": "b1h2s70d64-fp16-win37_0-sk200",
     "wrong_long_sink_not_in_max": "b1h6s70d64-fp16-kv2-sink",
     "wrong_long_tail_not_cleared": "b9h2s70d64-fp16-causal_br-kv1-var2-thd",
     "wrong_long_stores_whole": "b9h2s70d64-fp16-sk4096-var3-thd",  # the first sequence ends long after the next ones
@@ -77,10 +80,16 @@ def test_every_path_is_right(
     assert complaint(build_rung(rung), shape, property_name) == ""
 
 
-@pytest.mark.parametrize(("head_dim", "tile"), [(dim, tile) for dim, tiles in TILES.items() for tile in range(tiles)])
-def test_each_shape_of_work_tiles_is_right(build_rung: Callable[[str], Built], head_dim: int, tile: int) -> None:
+@pytest.mark.parametrize(
+    ("rung", "head_dim", "tile"),
+    [("long_window", dim, tile) for dim, tiles in TILES.items() for tile in range(tiles)]
+    + [("long_next_s", dim, tile) for dim, tile in WITH_ONE_WARPGROUP],
+)
+def test_each_shape_of_work_tiles_is_right(
+    build_rung: Callable[[str], Built], rung: str, head_dim: int, tile: int
+) -> None:
     """So are they with each number of warpgroups and of keys per tile, whichever a call would choose."""
-    built = build_rung(f"long_window@ONLY_SHAPE={tile}")
+    built = build_rung(f"{rung}@ONLY_SHAPE={tile}")
     shapes = [shape for shape in WINDOWS if f"d{head_dim}-" in shape]
     assert {shape: complaint(built, shape) for shape in shapes} == dict.fromkeys(shapes, "")
 

@@ -16,7 +16,7 @@ from tests.tiers import nightly_after, nightly_but
 
 pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 
-RUNG, LONG_RUNG = "swizzle_window", "long_window"
+RUNG, LONG_RUNG, NEXT_S = "swizzle_window", "long_window", "long_next_s"
 SHAPES = (
     "b2h4s70d64-fp16-win37_21-kv2-sk200-sink-bshd",
     "b1h6s150d64-fp16-causal_br-kv2-sk77-sink",  # the first queries see nothing but the sink, which one head lacks
@@ -78,6 +78,7 @@ MISTAKES = {
     "wrong_window_sink_not_in_max": "b1h6s70d64-fp16-kv2-sink",
     "wrong_long_begin_not_masked": "b1h2s70d64-fp16-win37_0-sk200",
     "wrong_long_begin_too_late": "b1h2s70d64-fp16-win37_0-sk400",
+    "wrong_long_end_not_masked": "b1h2s70d64-fp16-win37_0-sk200",
     "wrong_long_sink_not_in_max": "b1h6s70d64-fp16-kv2-sink",
 }
 
@@ -95,6 +96,17 @@ def test_the_long_rung_is_right(build: Build, number: int) -> None:
     head_dim = parse_case(f"{shape}-seed0").head_dim
     kernel = build(LONG_RUNG if head_dim in (64, 128) else "long_heads", head_dim)
     assert complaints(kernel, shape, Schedule(number, 2, early=number % 3 / 2)) == []
+
+
+@pytest.mark.parametrize("number", nightly_after(1, range(len(LONG_SHAPES))))
+def test_the_next_s_may_run_ahead(build: Build, number: int) -> None:
+    """So are they if S of the next work tile is computed early, and if there is no next one or no key."""
+    case = parse_case(f"{LONG_SHAPES[number]}-seed0")
+    if case.head_dim not in (64, 128):
+        pytest.skip("long_next_s has no other head sizes")
+    with_one_warpgroup = (2,) if case.head_dim == 128 else (4, 3)
+    kernel = build(NEXT_S, case.head_dim, ONLY_SHAPE=with_one_warpgroup[number % len(with_one_warpgroup)])
+    assert complaints(kernel, LONG_SHAPES[number], Schedule(number, 2, early=number % 3 / 2)) == []
 
 
 @pytest.mark.parametrize("number", nightly_after(1, range(len(VALUES))))
@@ -158,7 +170,7 @@ def test_it_is_right_with_other_tiles(build: Build, tile: tuple[int, int, int]) 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("rung", [RUNG, LONG_RUNG, "long_heads"])
+@pytest.mark.parametrize("rung", [RUNG, LONG_RUNG, NEXT_S, "long_heads"])
 def test_each_claim_is_right(build: Build, rung: str) -> None:
     """The cases of a default run are right, which have any two of the claims."""
     kernel = build(rung, dtypes=("fp16", "bf16"))
