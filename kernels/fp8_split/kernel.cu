@@ -1,4 +1,4 @@
-// fp8_split: the keys of the last work tiles are divided between blocks.
+// fp8_split: the keys of the last work tiles are divided between blocks.  Also the source of fp8_four.
 // step:    without a mask, the work tiles of an incomplete last round are divided by their keys, so that all SMs have work until the
 //          end
 // because: at D = 64, 2048 to 8192 keys and 16 heads, there are 5.2 or 5.3 rounds of work tiles of 192 queries, and in the sixth, two
@@ -9,6 +9,8 @@
 // tile:    as in fp8_shapes
 // takes:   e4m3 with an output in fp16 or bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal
 //          masks, grouped heads; rows contiguous and 16-byte aligned, with strides that TMA accepts
+#include <algorithm>
+
 #include "fa/e4m3_costs.h"
 #include "fa/e4m3_host.cuh"
 #include "fa/e4m3_steps.cuh"
@@ -96,6 +98,42 @@ __device__ __forceinline__ void release_unread(Smem<Out, SHAPE>& smem, const Rin
   __syncwarp();  // no lane may wait for a phase before the one before it is complete
 }
 
+// At D = 64, four warpgroups have 112 registers per thread.  They compute P V in two halves of its columns, one after the other, so
+// that its accumulator takes 20 registers instead of 36.
+template <typename SHAPE>
+constexpr bool HALVES_PV = SHAPE::GROUPS == 4;
+
+// P V of successive columns of V^T, of which `v` is the first.
+template <typename SHAPE, int TILES>
+__device__ __forceinline__ void start_part_of_pv(float (&part)[TILES][4], const uint32_t (&p)[SHAPE::P_TILES][4], uint64_t v) {
+  fa::wgmma_fence();
+#pragma unroll
+  for (int n = 0; n < SHAPE::P_TILES; ++n) {
+    fa::wgmma_m64k32_e4m3(part, p[n], v + SHAPE::pv_step_bytes(n * E4M3_MMA_K) / 16, n > 0);
+  }
+  fa::wgmma_commit_group();
+}
+
+// Adds it to O, from the 8-column tile FIRST on.
+template <int FIRST, int TILES, int PV_TILES>
+__device__ __forceinline__ void add_part(float (&o)[PV_TILES][4], const float (&part)[TILES][4]) {
+#pragma unroll
+  for (int d = 0; d < TILES; ++d) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) o[FIRST + d][i] += part[d][i];
+  }
+}
+
+// P = exp2(S - m) of the 8-key tiles from FIRST to END.
+template <int FIRST, int END, int S_TILES>
+__device__ __forceinline__ void some_exponentials(float (&s)[S_TILES][4], const Softmax& softmax, float scale_log2) {
+#pragma unroll
+  for (int n = FIRST; n < END; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[n][i] = fa::ex2_approx_ftz(s[n][i] * scale_log2 - softmax.m_log2[i / 2]);
+  }
+}
+
 // Hides from the compiler that a number is the same as before.  It then computes again what follows from it, and does not keep the
 // results in registers, which are scarce at D = 64.
 __device__ __forceinline__ int recomputed(int number) {
@@ -116,7 +154,7 @@ __device__ __forceinline__ void compute(const fa::E4m3Params& params, const CUte
                                         fa::k_major_descriptor<SHAPE::PANEL_KEYS>(smem.v[0])};
   Ring<SHAPE::STAGES> ring;
   uint32_t q_phase = 0;
-  constexpr bool HAS_TURNS = SHAPE::GROUPS > 1;
+  constexpr bool HAS_TURNS = SHAPE::GROUPS > 1 && SHAPE::GROUPS < 4;  // four warpgroups are faster without
   auto take_turn = [&] {
     if (HAS_TURNS) fa::barrier_sync<2 * GROUP_THREADS>(own_turn);
   };
@@ -178,20 +216,40 @@ __device__ __forceinline__ void compute(const fa::E4m3Params& params, const CUte
         take_turn();
         fa::start_s<SHAPE>(s, operands.q, operands.k(ring.stage));
         fa::wait<fa::V_FULL>(&smem.v_full[previous.stage], previous.phase);
-        fa::start_pv<SHAPE, false>(o_of_tile, p, operands.v(previous.stage));
+        constexpr int LOW_TILES = SHAPE::PV_TILES / 2, LOW_KEYS = HALVES_PV<SHAPE> ? S_TILES / 2 : S_TILES;
+        float low[LOW_TILES][4], high[SHAPE::PV_TILES - LOW_TILES][4];
+        const uint64_t v = operands.v(previous.stage);
+        if constexpr (HALVES_PV<SHAPE>) {
+          start_part_of_pv<SHAPE>(low, p, v);
+        } else {
+          fa::start_pv<SHAPE, false>(o_of_tile, p, v);
+        }
         pass_turn();
         fa::wgmma_wait_group<1>(s);
         fa::release<fa::K_EMPTY>(&smem.k_empty[ring.stage]);
         if (decltype(is_masked)::value) fa::mask(s, params, scale.is_negated, query, first_key + j * BLOCK_N, lane);
         const bool is_raised = softmax.raise_m_if_needed(s, scale);
-        fa::exponentials<false>(s, softmax, scale.log2);
+        some_exponentials<0, LOW_KEYS>(s, softmax, scale.log2);
         // ptxas would move the exponentials below the wait for P V, but not across the loop of this wait.
         const Ring<SHAPE::STAGES> next = ring.next();
         if (j > 0) fa::wait<fa::K_FULL>(&smem.k_full[next.stage], next.phase);
-        fa::wgmma_wait_group<0>(o_of_tile);
+        if constexpr (HALVES_PV<SHAPE>) {
+          fa::wgmma_wait_group<0>(low);
+          add_part<0>(o, low);
+          start_part_of_pv<SHAPE>(high, p, v + LOW_TILES * MMA_N * SHAPE::PANEL_KEYS / 16);
+          some_exponentials<LOW_KEYS, S_TILES>(s, softmax, scale.log2);
+          fa::wait<fa::V_FULL>(&smem.v_full[ring.stage], ring.phase);  // a loop, as above
+          fa::wgmma_wait_group<0>(high);
+        } else {
+          fa::wgmma_wait_group<0>(o_of_tile);
+        }
         fa::release<fa::V_EMPTY>(&smem.v_empty[previous.stage]);
         fa::round_p<SHAPE>(p, s);
-        fa::add_tile(o, o_of_tile);
+        if constexpr (HALVES_PV<SHAPE>) {
+          add_part<LOW_TILES>(o, high);
+        } else {
+          fa::add_tile(o, o_of_tile);
+        }
         if (is_raised) fa::rescale_o(o, softmax.rescale);
       };
 #pragma unroll 1
@@ -241,9 +299,9 @@ fp8_split_kernel(const __grid_constant__ fa::E4m3Params params, const __grid_con
 
 constexpr double MERGE_US = 6.0;  // to merge the parts of a work tile; calculated
 
-// Two warpgroups at D = 128 have no registers for parts.
+// Two warpgroups at D = 128 have no registers for parts, nor have four.
 template <typename SHAPE>
-constexpr bool DIVIDES = SHAPE::HEAD_DIM == 64 || SHAPE::GROUPS == 1;
+constexpr bool DIVIDES = SHAPE::HEAD_DIM == 64 && SHAPE::GROUPS < 4 || SHAPE::GROUPS == 1;
 
 template <typename SHAPE>
 fa::Division divide_last_round(const FaForwardArgs* args, const fa::E4m3Params& params) {
@@ -321,12 +379,11 @@ double estimated_us(const FaForwardArgs* args) {
 template <typename... SHAPES>
 struct Shapes {
   static int choose(const FaForwardArgs* args) {
-    if (ONLY_SHAPE >= 0) return ONLY_SHAPE;
+    if (ONLY_SHAPE >= 0) return std::min<int>(ONLY_SHAPE, sizeof...(SHAPES) - 1);
     return fa::fastest_shape(args, {&estimated_us<SHAPES>...});
   }
   template <typename Out>
   static int launch(const FaForwardArgs* args, cudaStream_t stream) {
-    static_assert(ONLY_SHAPE < int(sizeof...(SHAPES)), "ONLY_SHAPE is the index of a shape, or -1");
     static constexpr int (*LAUNCHES[])(const FaForwardArgs*, cudaStream_t) = {&launch_shape<Out, SHAPES>...};
     return LAUNCHES[choose(args)](args, stream);
   }
@@ -336,7 +393,10 @@ struct Shapes {
   }
 };
 
-using ShapesOf64 = Shapes<fa::Shape<64, 3, 96, true>, fa::Shape<64, 2, 128, true>, fa::Shape<64, 1, 128, true>>;
+using ShapesOf64 = std::conditional_t<
+    TAKES_FOUR,
+    Shapes<fa::Shape<64, 3, 96, true>, fa::Shape<64, 2, 128, true>, fa::Shape<64, 1, 128, true>, fa::Shape<64, 4, 64, true>>,
+    Shapes<fa::Shape<64, 3, 96, true>, fa::Shape<64, 2, 128, true>, fa::Shape<64, 1, 128, true>>>;
 using ShapesOf128 = Shapes<fa::Shape<128, 2, 128, true>, fa::Shape<128, 1, 96, true>>;
 
 template <typename DTYPE, int HEAD_DIM>

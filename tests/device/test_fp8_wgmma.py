@@ -22,6 +22,8 @@ RUNGS = (
     "fp8_shapes",
     "fp8_causal",
     "fp8_split",
+    "fp8_four",
+    "fp8_four@ONLY_SHAPE=3",  # four warpgroups for all work at D = 64
     "fp8_mma",
 )
 SHAPES = (

@@ -28,6 +28,7 @@ RUNGS = (
     "fp8_shapes",
     "fp8_causal",
     "fp8_split",
+    "fp8_four",
 )
 # Shapes, and the number of SMs.
 SHAPES = (
@@ -54,6 +55,12 @@ SPLIT = (
     (64, 1, "b1h1s140d64-e4m3-sk2000-out_bf16", 7),  # two in three parts
     (64, 2, "b1h1s60d64-e4m3-sk2000", 4),  # one in eight parts, two blocks per SM
     (128, 1, "b1h1s60d128-e4m3-sk1900", 4),
+)
+FOUR = (
+    "b1h3s300d64-e4m3-sk520",
+    "b1h2s300d64-e4m3-causal_br-sk400-out_bf16",
+    "b2h4s257d64-e4m3-causal-kv2-bshd",
+    "b1h2s70d64-e4m3-sk0",
 )
 FAULT_SHAPE, SPLIT_FAULT_SHAPE = "b1h3s200d64-e4m3-sk300", "b1h1s500d64-e4m3-sk2000"
 BARRIERS = ("q_full", "k_full", "v_full", "q_empty", "k_empty", "v_empty", "o_written")
@@ -102,6 +109,12 @@ def test_each_shape_is_right(build: Build, rung: str, head_dim: int, index: int,
     """The result is right with one to three warpgroups per work tile, some of which see fewer key tiles than others."""
     kernel = build(rung, head_dim, ONLY_SHAPE=index)
     assert complaints(kernel, shape, Schedule(3, sms)) == []
+
+
+@pytest.mark.parametrize("shape", FOUR)
+def test_four_warpgroups_are_right(build: Build, shape: str) -> None:
+    """So is it with P V in halves, whether all warpgroups see the same key tiles or not, or no key at all."""
+    assert complaints(build("fp8_four", 64, ONLY_SHAPE=3), shape, Schedule(3, 2)) == []
 
 
 @pytest.mark.parametrize(("head_dim", "index", "shape", "sms"), SPLIT)

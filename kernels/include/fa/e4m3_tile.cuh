@@ -34,8 +34,8 @@ struct Shape {
   // the others.  setmaxnreg.inc would wait for ever if there were not enough.
   static constexpr int START_REGISTERS = 65536 / BLOCKS_PER_SM / THREADS / 8 * 8;
   static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 24;
-  static constexpr int REGISTERS = GROUPS == 1 ? 232 : GROUPS == 2 ? 240 : 160;
-  static_assert(1 <= GROUPS && GROUPS <= 3, "the registers are given for one to three computing warpgroups");
+  static constexpr int REGISTERS = GROUPS == 1 ? 232 : GROUPS == 2 ? 240 : GROUPS == 3 ? 160 : 112;
+  static_assert(1 <= GROUPS && GROUPS <= 4, "the registers are given for one to four computing warpgroups");
   static constexpr int ALL_REGISTERS = PRODUCER_REGISTERS + GROUPS * REGISTERS;  // of one thread of each warpgroup
   static_assert(ALL_REGISTERS <= (GROUPS + 1) * START_REGISTERS, "no registers are created");
   static constexpr bool HAS_ONES = HAS_ONES_;

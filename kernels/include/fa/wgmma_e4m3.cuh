@@ -24,6 +24,8 @@ __device__ __forceinline__ uint64_t k_major_descriptor(const void* matrix_smem) 
 #define FA_D4(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define FA_D16(i) FA_D4(i), FA_D4(i + 1), FA_D4(i + 2), FA_D4(i + 3)
 #define FA_D32(i) FA_D4(i), FA_D4(i + 1), FA_D4(i + 2), FA_D4(i + 3), FA_D4(i + 4), FA_D4(i + 5), FA_D4(i + 6), FA_D4(i + 7)
+#define FA_D20(i) FA_D16(i), FA_D4(i + 4)
+#define FA_R16_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define FA_R32_0                                                                                        \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
   "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -48,7 +50,8 @@ __device__ __forceinline__ uint64_t k_major_descriptor(const void* matrix_smem) 
 // a and b in shared memory.
 template <int N_TILES>
 __device__ __forceinline__ void wgmma_m64k32_e4m3(float (&d)[N_TILES][4], uint64_t a, uint64_t b, bool accumulate) {
-  static_assert(N_TILES == 12 || N_TILES == 16 || N_TILES == 24, "N is 96, 128 or 192");
+  static_assert(N_TILES == 8 || N_TILES == 12 || N_TILES == 16 || N_TILES == 24, "N is 64, 96, 128 or 192");
+  if constexpr (N_TILES == 8) FA_WGMMA_SS("64", FA_R32_0, "%32", "%33", "%34", FA_D32(0));
   if constexpr (N_TILES == 12) FA_WGMMA_SS("96", FA_R32_0 ", " FA_R16_32, "%48", "%49", "%50", FA_D32(0), FA_D16(8));
   if constexpr (N_TILES == 16) FA_WGMMA_SS("128", FA_R32_0 ", " FA_R32_32, "%64", "%65", "%66", FA_D32(0), FA_D32(8));
   if constexpr (N_TILES == 24) {
@@ -59,7 +62,10 @@ __device__ __forceinline__ void wgmma_m64k32_e4m3(float (&d)[N_TILES][4], uint64
 // a in registers, b in shared memory.
 template <int N_TILES>
 __device__ __forceinline__ void wgmma_m64k32_e4m3(float (&d)[N_TILES][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
-  static_assert(N_TILES == 8 || N_TILES == 9 || N_TILES == 16 || N_TILES == 17, "N is 64, 72, 128 or 136");
+  static_assert(N_TILES == 4 || N_TILES == 5 || N_TILES == 8 || N_TILES == 9 || N_TILES == 16 || N_TILES == 17,
+                "N is 32, 40, 64, 72, 128 or 136");
+  if constexpr (N_TILES == 4) FA_WGMMA_RS("32", FA_R16_0, "%16, %17, %18, %19", "%20", "%21", FA_D16(0));
+  if constexpr (N_TILES == 5) FA_WGMMA_RS("40", FA_R16_0 ", %16, %17, %18, %19", "%20, %21, %22, %23", "%24", "%25", FA_D20(0));
   if constexpr (N_TILES == 8) FA_WGMMA_RS("64", FA_R32_0, FA_R4_32, "%36", "%37", FA_D32(0));
   if constexpr (N_TILES == 9) FA_WGMMA_RS("72", FA_R32_0 ", " FA_R4_32, "%36, %37, %38, %39", "%40", "%41", FA_D32(0), FA_D4(8));
   if constexpr (N_TILES == 16) FA_WGMMA_RS("128", FA_R32_0 ", " FA_R32_32, FA_R4_64, "%68", "%69", FA_D32(0), FA_D32(8));

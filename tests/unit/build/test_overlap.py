@@ -15,7 +15,9 @@ from tests.unit.build.listings import functions_of
 KERNELS = Path(__file__).parents[3] / "kernels"
 # At D = 128, ptxas moves nearly all exponentials of these kernels below the wait, because O, P V of a tile and S take
 # most of the registers.  P V of one warpgroup then runs during the exponentials of the other one only.
-OUT_OF_ORDER = dict.fromkeys(("fp8_tiles", "fp8_max", "fp8_split"), ("128", "128"))  # D and the keys of a tile
+OUT_OF_ORDER = dict.fromkeys(
+    ("fp8_tiles", "fp8_max", "fp8_split", "fp8_four"), ("128", "128")
+)  # D and the keys of a tile
 # Only calls without a mask divide work tiles.  There, only a negative scale leads to the step with a mask.  With one
 # warpgroup at D = 128 in e4m3, ptxas moves the exponentials of that step.
 WITHOUT_MASK = re.compile(r"Divided|SplitTiles|fp8_\w+ShapeILi128ELi1E")
@@ -23,7 +25,8 @@ MIN_SHARE = 0.8  # of the exponentials of a key tile that stand before the wait 
 
 # After `wgmma.wait_group 1`, S is complete; after `wgmma.wait_group 0`, P V is, too.
 STEP = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1 ;(?P<softmax>.*?)WARPGROUP\.DEPBAR\.LE gsb0, 0x0 ;", re.DOTALL)
-
+# With P V in halves, exponentials also stand between the waits for the first and for the second half.
+STEP_IN_HALVES = re.compile(STEP.pattern.replace("?P<softmax>", "?P<softmax>.*?gsb0, 0x0 ;"), re.DOTALL)
 
 SHAPE = re.compile(r"ShapeILi(?P<head_dim>\d+)ELi(?P<groups>\d+)ELi(?P<keys>\d+)E")  # in a mangled name
 
@@ -34,7 +37,7 @@ START = re.compile(
 )
 MAX_MOVES = 4  # from a register per lane to a uniform one, in a step
 
-RUNGS = ("long_overlap", "long_tail", "long_from_end", "fp8_tiles", "fp8_max", "fp8_keys", "fp8_split")
+RUNGS = ("long_overlap", "long_tail", "long_from_end", "fp8_tiles", "fp8_max", "fp8_keys", "fp8_split", "fp8_four")
 
 
 @pytest.fixture(scope="module", params=RUNGS)
@@ -71,7 +74,8 @@ def test_exponentials_stand_before_the_wait_for_pv(listings: dict[str, str]) -> 
     assert len(shapes) == len(listings)
     assert "64" in {match["head_dim"] for match in shapes}
     for name, listing in listings.items():
-        exponentials = [softmax.count("MUFU.EX2") for softmax in STEP.findall(listing)]
+        step = STEP_IN_HALVES if SHAPE.search(name)["groups"] == "4" else STEP  # type: ignore[index]  # it matched
+        exponentials = [softmax.count("MUFU.EX2") for softmax in step.findall(listing)]
         assert len(exponentials) == 2, name  # the step with a mask and the one without
         exponentials = exponentials[WITHOUT_MASK.search(name) is not None :]
         keys = int(SHAPE.search(name)["keys"])  # type: ignore[index]  # it matched
