@@ -20,6 +20,7 @@
 #include "fa/products.cuh"
 #include "fa/ragged.cuh"
 #include "fa/ring.cuh"
+#include "fa/sink.cuh"
 #include "fa/schedule.cuh"
 #include "fa/shape.cuh"
 #include "fa/shape_choice.h"
@@ -149,26 +150,6 @@ __device__ __forceinline__ void mask_both_ends(float (&s)[S_TILES][4], const Par
   }
 }
 
-// Adds the sink to the row sums: it is a score without a value.  O is rescaled only if the sink is far above a row max of the warp.
-template <int O_TILES>
-__device__ __forceinline__ void add_sink(float (&o)[O_TILES][4], fa::IntegerSoftmax& softmax, float sink_log2, int lane) {
-  static_assert(fa::LANE_ROWS == 2);
-  constexpr float MAX_ABOVE_LOG2 = 64.0f;  // row sums up to 2^64 and their inverses are as exact as smaller ones
-  if (!__any_sync(0xffffffffu, sink_log2 > fminf(softmax.m_log2[0], softmax.m_log2[1]) + MAX_ABOVE_LOG2)) {
-#pragma unroll
-    for (int r = 0; r < fa::LANE_ROWS; ++r) softmax.l[r] += lane % QUAD == 0 ? fa::ex2_approx_ftz(sink_log2 - softmax.m_log2[r]) : 0.0f;
-    return;
-  }
-#pragma unroll
-  for (int r = 0; r < fa::LANE_ROWS; ++r) {
-    const float m_new_log2 = MISTAKE == SINK_NOT_IN_MAX ? softmax.m_log2[r] : fmaxf(softmax.m_log2[r], sink_log2);
-    softmax.rescale[r] = exp2f(softmax.m_log2[r] - m_new_log2);  // may be subnormal, as an output in bf16 may be
-    softmax.l[r] = softmax.l[r] * softmax.rescale[r] + (lane % QUAD == 0 ? exp2f(sink_log2 - m_new_log2) : 0.0f);
-    softmax.m_log2[r] = m_new_log2;
-  }
-  softmax.rescale_rows(o);
-}
-
 // A computing warpgroup: 64 queries of each work tile of this block.
 template <typename T, typename SHAPE>
 __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o_map, Smem<T, SHAPE>& smem, int group) {
@@ -291,7 +272,10 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
     }
 
     const fa::Head head = fa::make_head(params, work.batch_head);
-    if (params.sink != nullptr) add_sink(o, softmax, __ldg(params.sink + head.query_head) * CUDART_L2E_F, lane);
+    if (params.sink != nullptr) {
+      const float sink_log2 = __ldg(params.sink + head.query_head) * CUDART_L2E_F;
+      fa::add_sink<MISTAKE != SINK_NOT_IN_MAX>(o, softmax, sink_log2, lane);
+    }
     if constexpr (TAKES_RAGGED) {
       const fa::RaggedTile again = fa::find_work_tile_again<SHAPE>(call, IS_SORTED ? deal.number(round) : number);
       fa::store_ragged<O_WRITTEN, MISTAKE == STORES_WHOLE>(fa::o_smem<SHAPE>(smem, group), o, softmax, o_map, call, again, head, group,
@@ -401,7 +385,7 @@ __device__ __forceinline__ void compute_ahead(const Params& params, const CUtens
 #pragma unroll
       for (int d = 0; d < SHAPE::O_TILES; ++d) o[d][0] = o[d][1] = o[d][2] = o[d][3] = 0.0f;
     }
-    if (params.sink != nullptr) add_sink(o, softmax, work.sink_log2, lane);
+    if (params.sink != nullptr) fa::add_sink<MISTAKE != SINK_NOT_IN_MAX>(o, softmax, work.sink_log2, lane);
     fa::normalise(o, softmax, params, work.head, query, lane);
     fa::store_o<O_WRITTEN, SHAPE::O_TILES>(smem.o, o, o_map, params, work.head, work.first_query, 0, FIRST_GROUP_BARRIER,
                                            thread_in_group, lane);
