@@ -20,10 +20,10 @@
 #include "fa/products.cuh"
 #include "fa/ragged.cuh"
 #include "fa/ring.cuh"
-#include "fa/sink.cuh"
 #include "fa/schedule.cuh"
 #include "fa/shape.cuh"
 #include "fa/shape_choice.h"
+#include "fa/sink.cuh"
 #include "fa/soft_cap.cuh"
 #include "fa/sorted_tiles.cuh"
 #include "fa/tile_store.cuh"
@@ -73,6 +73,8 @@ struct Shape : fa::Shape<HEAD_DIM, GROUPS, BLOCK_N, BLOCKS, V_COLUMNS == 0 ? HEA
 // In long_next_s, blocks with one computing warpgroup start S of the next work tile before they store O.
 template <typename SHAPE>
 constexpr bool STARTS_NEXT = STARTS_NEXT_S && SHAPE::GROUPS == 1;
+static_assert(!STARTS_NEXT_S || !TAKES_CAP && !TAKES_RAGGED && !IS_SORTED && V_COLUMNS == 0 && MISTAKE != BEGIN_TOO_LATE,
+              "compute_ahead knows none of these");
 
 template <typename T, typename SHAPE>
 using Smem = std::conditional_t<STARTS_NEXT<SHAPE>, fa::PassedSmem<T, SHAPE, SHAPE::STAGES>,
@@ -293,8 +295,8 @@ __device__ __forceinline__ void compute(const Params& call, const CUtensorMap& o
   if (thread_in_group == 0) fa::cp_async_bulk_wait_group_read();  // before the block's shared memory is given to another one
 }
 
-// The same for the only computing warpgroup of a block, which gets its work tiles from the producer.  S of the first key tile of a
-// work tile runs while O of the one before it is stored.
+// The same for the only computing warpgroup of a block, which gets its work tiles from the producer.  S of the last key tile of a
+// work tile, which is its first one in time, runs while O of the work tile before it is stored.
 template <typename T, typename SHAPE>
 __device__ __forceinline__ void compute_ahead(const Params& params, const CUtensorMap& o_map, Smem<T, SHAPE>& smem) {
   constexpr int HEAD_DIM = SHAPE::HEAD_DIM, BLOCK_N = SHAPE::BLOCK_N, STAGES = SHAPE::STAGES;
@@ -307,7 +309,8 @@ __device__ __forceinline__ void compute_ahead(const Params& params, const CUtens
   fa::Ring<fa::PASSED> passed;
   float s[SHAPE::S_TILES][4];
 
-  // Behind the last work tile, S is computed of what shared memory holds, and nobody reads it.
+  // Behind the last work tile, S is computed of what shared memory holds, and nobody reads it.  Under a condition, ptxas might
+  // serialise all wgmma.
   auto start_first_s = [&] {
     fa::wait<Q_FULL>(&smem.q_full[passed.stage], passed.phase);
     const bool is_none = smem.tiles[passed.stage].first_query == fa::PassedTile::NONE;
@@ -319,6 +322,7 @@ __device__ __forceinline__ void compute_ahead(const Params& params, const CUtens
 #pragma unroll 1
   while (goes_on) {
     const fa::PassedTile work = smem.tiles[passed.stage];
+    fa::release_early_if_omitted<Q_EMPTY>(&smem.q_empty[passed.stage]);
     const int query = work.first_query + lane_row;
     const GroupTiles tiles = make_group_tiles<SHAPE>(params, work.keys, work.first_query);
     int j = work.keys.end - 1;
@@ -355,6 +359,7 @@ __device__ __forceinline__ void compute_ahead(const Params& params, const CUtens
     for (--j; j >= tiles.first; --j) {
       const fa::Ring<STAGES> previous = ring;
       ring.advance();
+      if (j == tiles.first) fa::delay_if_omitted<Q_EMPTY>();
       fa::start_qk<T, HEAD_DIM>(s, first_q + passed.stage * Q_STEP, first_k + ring.stage * K_STEP);
       fa::wait<V_FULL>(&smem.v_full[previous.stage], previous.phase);
       start_pv(previous.stage);
@@ -381,7 +386,7 @@ __device__ __forceinline__ void compute_ahead(const Params& params, const CUtens
     fa::wgmma_wait_group<1>(o);
     fa::release<V_EMPTY>(&smem.v_empty[last.stage]);
 
-    if (!work.sees_keys) {  // V may hold NaN
+    if (!work.has_key_tiles) {  // V may hold NaN
 #pragma unroll
       for (int d = 0; d < SHAPE::O_TILES; ++d) o[d][0] = o[d][1] = o[d][2] = o[d][3] = 0.0f;
     }
@@ -475,7 +480,7 @@ double estimated_us(const FaForwardArgs* args) {
 template <typename... SHAPES>
 struct Shapes {
   static int choose(const FaForwardArgs* args) {
-    if (STARTS_NEXT_S && args->seq_k == 0) return 0;  // the others load a key tile for each work tile
+    if (STARTS_NEXT_S && args->seq_k == 0) return 0;  // with one warpgroup, the others load a key tile for each work tile
     if (ONLY_SHAPE >= 0) return std::min<int>(ONLY_SHAPE, sizeof...(SHAPES) - 1);
     return fa::fastest_shape(args, {&estimated_us<SHAPES>...});
   }

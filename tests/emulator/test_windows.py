@@ -10,7 +10,7 @@ import torch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.claims import claim_cases
 from pytest_fa.gpu.inputs import make_inputs
-from tests.emulator.conftest import Build, bits_of, complaints
+from tests.emulator.conftest import Build, bits_of, complaints, is_found
 from tests.emulator.emulated import Schedule
 from tests.tiers import nightly_after, nightly_but
 
@@ -132,7 +132,9 @@ def test_the_long_rung_is_right_with_each_shape_of_work_tiles(build: Build, tile
     assert broken == {shape: [] for shape in shapes}
 
 
-@pytest.mark.parametrize(("rung", "defines"), nightly_after(1, [(RUNG, {}), (LONG_RUNG, {"ONLY_SHAPE": 4})]))
+@pytest.mark.parametrize(
+    ("rung", "defines"), nightly_after(1, [(RUNG, {}), (LONG_RUNG, {"ONLY_SHAPE": 4}), (NEXT_S, {"ONLY_SHAPE": 4})])
+)
 def test_hidden_tiles_are_not_read(build: Build, rung: str, defines: dict[str, int]) -> None:
     """NaN in key tiles that no query sees changes no bit: 64 queries see keys of the tiles 5 to 8 of 10."""
     case = parse_case("b1h1s64d64-fp16-win200_m100-sk640-seed0")
@@ -141,6 +143,36 @@ def test_hidden_tiles_are_not_read(build: Build, rung: str, defines: dict[str, i
     for tensor in (inputs.k, inputs.v):
         tensor[:, :, : 5 * 64] = tensor[:, :, 9 * 64 :] = math.nan
     assert all(map(torch.equal, kernel(case, inputs, Schedule()), expected))
+
+
+def test_rows_without_keys_are_zero_whatever_v_holds(build: Build) -> None:
+    """The first P V is not added to zeros: where no query of a work tile sees a key, NaN in V must not stay in O."""
+    case = parse_case("b1h2s150d64-fp16-causal_br-sk77-seed0")  # of the first 73 queries, 64 are a work tile
+    inputs = make_inputs(case, torch.device("cpu"))
+    inputs.v[:] = math.nan
+    out, lse = build(NEXT_S, 64, ONLY_SHAPE=4)(case, inputs, Schedule())
+    assert (out[:, :, :64] == 0).all()
+    assert (lse[:, :, :64] == -math.inf).all()
+
+
+@pytest.mark.parametrize("above", [62.0, 66.0])
+def test_a_sink_may_be_far_above_all_scores(build: Build, above: float) -> None:
+    """Below and above the limit from which O is rescaled, the log-sum-exp is the sink, and the output is next to 0."""
+    case = parse_case("b1h2s70d64-fp16-win37_0-sk200-sink-seed0")
+    inputs = make_inputs(case, torch.device("cpu"))
+    inputs.q[:] = 0  # so that all scores are 0
+    inputs.extra["sink"][:] = above * math.log(2)
+    out, lse = build(NEXT_S, 64, ONLY_SHAPE=4)(case, inputs, Schedule())
+    assert torch.allclose(lse, torch.full_like(lse, above * math.log(2)), atol=1e-4)
+    assert not out.isnan().any()
+    assert out.abs().max() <= 2.0**-24  # the least number in fp16
+
+
+def test_the_next_s_needs_its_q(build: Build) -> None:
+    """If Q is released before the last S that reads it, a result is wrong, or the kernel cannot end."""
+    shape = "b1h3s700d64-fp16-win200_0"
+    assert is_found(build("race_long_next_s_q_empty", ONLY_SHAPE=4), shape, sms=1)
+    assert not is_found(build(NEXT_S, 64, ONLY_SHAPE=4), shape, sms=1)
 
 
 def test_a_window_that_is_a_causal_mask_has_its_shape_of_work_tiles(build: Build) -> None:

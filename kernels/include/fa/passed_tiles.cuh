@@ -9,8 +9,8 @@ namespace fa {
 struct PassedTile {
   static constexpr int NONE = -1;
   int first_query;  // NONE behind the last work tile
-  int sees_keys;    // whether any query sees a key
-  KeyTiles keys;    // at least one, even then
+  int has_key_tiles;  // 0 if no query sees a key because of the end of its window or of the keys
+  KeyTiles keys;      // at least one, even then
   Head head;
   float sink_log2;  // of the head; -inf without one
 };
