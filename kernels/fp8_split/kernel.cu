@@ -98,41 +98,10 @@ __device__ __forceinline__ void release_unread(Smem<Out, SHAPE>& smem, const Rin
   __syncwarp();  // no lane may wait for a phase before the one before it is complete
 }
 
-// At D = 64, four warpgroups have 112 registers per thread.  They compute P V in two halves of its columns, one after the other, so
-// that its accumulator takes 20 registers instead of 36.
+// At D = 64, four warpgroups have 112 registers per thread.  In the loop over key tiles, they compute P V in two halves of its
+// columns, one after the other, so that its accumulator takes 20 registers instead of 36.
 template <typename SHAPE>
 constexpr bool HALVES_PV = SHAPE::GROUPS == 4;
-
-// P V of successive columns of V^T, of which `v` is the first.
-template <typename SHAPE, int TILES>
-__device__ __forceinline__ void start_part_of_pv(float (&part)[TILES][4], const uint32_t (&p)[SHAPE::P_TILES][4], uint64_t v) {
-  fa::wgmma_fence();
-#pragma unroll
-  for (int n = 0; n < SHAPE::P_TILES; ++n) {
-    fa::wgmma_m64k32_e4m3(part, p[n], v + SHAPE::pv_step_bytes(n * E4M3_MMA_K) / 16, n > 0);
-  }
-  fa::wgmma_commit_group();
-}
-
-// Adds it to O, from the 8-column tile FIRST on.
-template <int FIRST, int TILES, int PV_TILES>
-__device__ __forceinline__ void add_part(float (&o)[PV_TILES][4], const float (&part)[TILES][4]) {
-#pragma unroll
-  for (int d = 0; d < TILES; ++d) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) o[FIRST + d][i] += part[d][i];
-  }
-}
-
-// P = exp2(S - m) of the 8-key tiles from FIRST to END.
-template <int FIRST, int END, int S_TILES>
-__device__ __forceinline__ void some_exponentials(float (&s)[S_TILES][4], const Softmax& softmax, float scale_log2) {
-#pragma unroll
-  for (int n = FIRST; n < END; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s[n][i] = fa::ex2_approx_ftz(s[n][i] * scale_log2 - softmax.m_log2[i / 2]);
-  }
-}
 
 // Hides from the compiler that a number is the same as before.  It then computes again what follows from it, and does not keep the
 // results in registers, which are scarce at D = 64.
@@ -220,7 +189,7 @@ __device__ __forceinline__ void compute(const fa::E4m3Params& params, const CUte
         float low[LOW_TILES][4], high[SHAPE::PV_TILES - LOW_TILES][4];
         const uint64_t v = operands.v(previous.stage);
         if constexpr (HALVES_PV<SHAPE>) {
-          start_part_of_pv<SHAPE>(low, p, v);
+          fa::start_pv<SHAPE, false>(low, p, v);
         } else {
           fa::start_pv<SHAPE, false>(o_of_tile, p, v);
         }
@@ -229,15 +198,15 @@ __device__ __forceinline__ void compute(const fa::E4m3Params& params, const CUte
         fa::release<fa::K_EMPTY>(&smem.k_empty[ring.stage]);
         if (decltype(is_masked)::value) fa::mask(s, params, scale.is_negated, query, first_key + j * BLOCK_N, lane);
         const bool is_raised = softmax.raise_m_if_needed(s, scale);
-        some_exponentials<0, LOW_KEYS>(s, softmax, scale.log2);
+        fa::exponentials<false, 0, LOW_KEYS>(s, softmax, scale.log2);
         // ptxas would move the exponentials below the wait for P V, but not across the loop of this wait.
         const Ring<SHAPE::STAGES> next = ring.next();
         if (j > 0) fa::wait<fa::K_FULL>(&smem.k_full[next.stage], next.phase);
         if constexpr (HALVES_PV<SHAPE>) {
           fa::wgmma_wait_group<0>(low);
-          add_part<0>(o, low);
-          start_part_of_pv<SHAPE>(high, p, v + LOW_TILES * MMA_N * SHAPE::PANEL_KEYS / 16);
-          some_exponentials<LOW_KEYS, S_TILES>(s, softmax, scale.log2);
+          fa::add_tile(o, low);
+          fa::start_pv<SHAPE, false>(high, p, v + LOW_TILES * MMA_N * SHAPE::PANEL_KEYS / 16);
+          fa::exponentials<false, LOW_KEYS>(s, softmax, scale.log2);
           fa::wait<fa::V_FULL>(&smem.v_full[ring.stage], ring.phase);  // a loop, as above
           fa::wgmma_wait_group<0>(high);
         } else {
@@ -246,7 +215,7 @@ __device__ __forceinline__ void compute(const fa::E4m3Params& params, const CUte
         fa::release<fa::V_EMPTY>(&smem.v_empty[previous.stage]);
         fa::round_p<SHAPE>(p, s);
         if constexpr (HALVES_PV<SHAPE>) {
-          add_part<LOW_TILES>(o, high);
+          fa::add_tile<LOW_TILES>(o, high);
         } else {
           fa::add_tile(o, o_of_tile);
         }
@@ -378,8 +347,9 @@ double estimated_us(const FaForwardArgs* args) {
 // The shapes among which a call chooses.
 template <typename... SHAPES>
 struct Shapes {
+  static constexpr int COUNT = sizeof...(SHAPES);
   static int choose(const FaForwardArgs* args) {
-    if (ONLY_SHAPE >= 0) return std::min<int>(ONLY_SHAPE, sizeof...(SHAPES) - 1);
+    if (ONLY_SHAPE >= 0) return std::min(ONLY_SHAPE, COUNT - 1);
     return fa::fastest_shape(args, {&estimated_us<SHAPES>...});
   }
   template <typename Out>
@@ -398,6 +368,7 @@ using ShapesOf64 = std::conditional_t<
     Shapes<fa::Shape<64, 3, 96, true>, fa::Shape<64, 2, 128, true>, fa::Shape<64, 1, 128, true>, fa::Shape<64, 4, 64, true>>,
     Shapes<fa::Shape<64, 3, 96, true>, fa::Shape<64, 2, 128, true>, fa::Shape<64, 1, 128, true>>>;
 using ShapesOf128 = Shapes<fa::Shape<128, 2, 128, true>, fa::Shape<128, 1, 96, true>>;
+static_assert(ONLY_SHAPE < ShapesOf64::COUNT, "ONLY_SHAPE is the index of a shape at D = 64, or -1");
 
 template <typename DTYPE, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {

@@ -108,11 +108,11 @@ __device__ __forceinline__ void mask(
   }
 }
 
-// P = exp2(S - m), and the row sum unless P V computes it.
-template <bool ADDS_UP, int S_TILES, typename SOFTMAX>
+// P = exp2(S - m), and the row sum unless P V computes it; of the 8-key tiles from FIRST to END, or of all.
+template <bool ADDS_UP, int FIRST = 0, int END = INT32_MAX, int S_TILES, typename SOFTMAX>
 __device__ __forceinline__ void exponentials(float (&s)[S_TILES][4], SOFTMAX& softmax, float scale_log2) {
 #pragma unroll
-  for (int n = 0; n < S_TILES; ++n) {
+  for (int n = FIRST; n < (END < S_TILES ? END : S_TILES); ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       s[n][i] = ex2_approx_ftz(s[n][i] * scale_log2 - softmax.m_log2[i / 2]);

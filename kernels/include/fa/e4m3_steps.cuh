@@ -41,9 +41,9 @@ __device__ __forceinline__ void start_s(float (&s)[SHAPE::S_TILES][4], uint64_t 
   wgmma_commit_group();
 }
 
-// Starts O += P V, or P V alone.
-template <typename SHAPE, bool ADDS_UP>
-__device__ __forceinline__ void start_pv(float (&o)[SHAPE::PV_TILES][4], const uint32_t (&p)[SHAPE::P_TILES][4], uint64_t v) {
+// Starts O += P V, or P V alone.  `o` may have fewer columns; `v` is then the first row of V^T that belongs to them.
+template <typename SHAPE, bool ADDS_UP, int TILES>
+__device__ __forceinline__ void start_pv(float (&o)[TILES][4], const uint32_t (&p)[SHAPE::P_TILES][4], uint64_t v) {
   constexpr bool IS_OMITTED = IS_OMITTED_PHASE<PV> || IS_OMITTED_PHASE<PRODUCTS>;
   wgmma_fence();
 #pragma unroll
@@ -60,13 +60,13 @@ __device__ __forceinline__ void round_p(uint32_t (&p)[SHAPE::P_TILES][4], const 
   for (int n = 0; n < SHAPE::P_TILES; ++n) make_p_fragment(p[n], s, n * E4M3_MMA_K / MMA_N);
 }
 
-// Adds P V of a key tile to O.
-template <int PV_TILES>
-__device__ __forceinline__ void add_tile(float (&o)[PV_TILES][4], const float (&o_of_tile)[PV_TILES][4]) {
+// Adds P V of a key tile to O, from its 8-column tile FIRST on.
+template <int FIRST = 0, int TILES, int PV_TILES>
+__device__ __forceinline__ void add_tile(float (&o)[PV_TILES][4], const float (&o_of_tile)[TILES][4]) {
 #pragma unroll
-  for (int d = 0; d < PV_TILES; ++d) {
+  for (int d = 0; d < TILES; ++d) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) o[d][i] += o_of_tile[d][i];
+    for (int i = 0; i < 4; ++i) o[FIRST + d][i] += o_of_tile[d][i];
   }
 }
 

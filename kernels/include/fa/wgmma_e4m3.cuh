@@ -76,7 +76,9 @@ __device__ __forceinline__ void wgmma_m64k32_e4m3(float (&d)[N_TILES][4], const 
 
 #undef FA_D4
 #undef FA_D16
+#undef FA_D20
 #undef FA_D32
+#undef FA_R16_0
 #undef FA_R32_0
 #undef FA_R4_32
 #undef FA_R16_32
