@@ -74,7 +74,7 @@ struct Shape : fa::Shape<HEAD_DIM, GROUPS, BLOCK_N, BLOCKS, V_COLUMNS == 0 ? HEA
 template <typename SHAPE>
 constexpr bool STARTS_NEXT = STARTS_NEXT_S && SHAPE::GROUPS == 1;
 static_assert(!STARTS_NEXT_S || !TAKES_CAP && !TAKES_RAGGED && !IS_SORTED && V_COLUMNS == 0 && MISTAKE != BEGIN_TOO_LATE,
-              "compute_ahead knows none of these");
+              "compute_ahead supports none of these");
 
 template <typename T, typename SHAPE>
 using Smem = std::conditional_t<STARTS_NEXT<SHAPE>, fa::PassedSmem<T, SHAPE, SHAPE::STAGES>,
@@ -309,8 +309,8 @@ __device__ __forceinline__ void compute_ahead(const Params& params, const CUtens
   fa::Ring<fa::PASSED> passed;
   float s[SHAPE::S_TILES][4];
 
-  // Behind the last work tile, S is computed of what shared memory holds, and nobody reads it.  Under a condition, ptxas might
-  // serialise all wgmma.
+  // After the last work tile, this wgmma reads whatever is in shared memory, and its result is not used.  Under a condition, ptxas
+  // might serialise all wgmma.
   auto start_first_s = [&] {
     fa::wait<Q_FULL>(&smem.q_full[passed.stage], passed.phase);
     const bool is_none = smem.tiles[passed.stage].first_query == fa::PassedTile::NONE;

@@ -38,14 +38,7 @@ __device__ __forceinline__ void init_mbarriers(PassedSmem<T, SHAPE, STAGES>& sme
     mbarrier_init(&smem.q_full[i], 1);
     mbarrier_init(&smem.q_empty[i], SHAPE::COMPUTING_WARPS);
   }
-#pragma unroll
-  for (int stage = 0; stage < STAGES; ++stage) {
-    mbarrier_init(&smem.k_full[stage], 1);
-    mbarrier_init(&smem.v_full[stage], 1);
-    mbarrier_init(&smem.k_empty[stage], SHAPE::COMPUTING_WARPS);
-    mbarrier_init(&smem.v_empty[stage], SHAPE::COMPUTING_WARPS);
-  }
-  fence_mbarrier_init();
+  init_key_mbarriers<SHAPE>(smem);
 }
 
 // Passes the work tiles that `deal` gives to this block, and loads their Q, K and V, K one tile ahead of V.  There must be keys.

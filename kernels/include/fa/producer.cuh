@@ -21,12 +21,10 @@ struct RingSmem {
   uint64_t q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 };
 
-// Initialises the mbarriers.  Called by one thread.
+// Initialises the mbarriers of the tiles of K and V, after all others.  Called by one thread.
 template <typename SHAPE, typename SMEM>
-__device__ __forceinline__ void init_mbarriers(SMEM& smem) {
+__device__ __forceinline__ void init_key_mbarriers(SMEM& smem) {
   constexpr int STAGES = sizeof(smem.k_full) / sizeof(uint64_t);
-  mbarrier_init(&smem.q_full, 1);
-  mbarrier_init(&smem.q_empty, SHAPE::COMPUTING_WARPS);
 #pragma unroll
   for (int stage = 0; stage < STAGES; ++stage) {
     mbarrier_init(&smem.k_full[stage], 1);
@@ -35,6 +33,14 @@ __device__ __forceinline__ void init_mbarriers(SMEM& smem) {
     mbarrier_init(&smem.v_empty[stage], SHAPE::COMPUTING_WARPS);
   }
   fence_mbarrier_init();
+}
+
+// Initialises the mbarriers.  Called by one thread.
+template <typename SHAPE, typename SMEM>
+__device__ __forceinline__ void init_mbarriers(SMEM& smem) {
+  mbarrier_init(&smem.q_full, 1);
+  mbarrier_init(&smem.q_empty, SHAPE::COMPUTING_WARPS);
+  init_key_mbarriers<SHAPE>(smem);
 }
 
 // Loads Q, K and V of the work tiles that `deal` gives to this block, K one tile ahead of V.  Called by one thread.  Q_FULL and
