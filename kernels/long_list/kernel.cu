@@ -1,4 +1,5 @@
-// long_list: under a causal mask, the host assigns the work tiles by list scheduling.
+// long_list: under a causal mask, the host assigns the work tiles by list scheduling.  Also the source of long_tail, long_next_q,
+// long_from_end and long_heads_tail.
 // step:    the host lists the work tiles of each block, the longest first and evened out, where that takes less time than dealing
 // because: dealt like cards, the work tiles of three warpgroups at D = 128 give the busiest SM 7 % more work than the average at
 //          b4h16s2048 with a causal mask, and 5 % at b2h16s4096; by calculation, lists leave about 1 %
@@ -6,8 +7,8 @@
 //          more, at D = 64, and without a mask the same time
 // diff:    the lists, which are a parameter of the kernel, and the times of work tiles under a causal mask
 // tile:    as in long_shapes
-// takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads; rows
-//          contiguous and 16-byte aligned, with strides that TMA accepts
+// takes:   fp16 and bf16, D = 64 and 128 (long_heads_tail: 80, 96 and 112), any S_q >= 1 and S_kv >= 0, top-left and bottom-right
+//          causal masks, grouped heads; rows contiguous and 16-byte aligned, with strides that TMA accepts
 #include "fa/entry.h"
 #include "fa/fitted_costs.h"
 #include "fa/hopper.cuh"
@@ -50,7 +51,7 @@ using Params = std::conditional_t<TILES_FROM_END, fa::TilesFromEnd, fa::TilePara
 // In long_tail, the work tiles of an incomplete last round may be divided by their keys.  At D = 64, ptxas would move the
 // exponentials.
 template <typename SHAPE>
-constexpr bool MAY_DIVIDE = DIVIDES_LAST_ROUND && SHAPE::HEAD_DIM == 128;
+constexpr bool MAY_DIVIDE = DIVIDES_LAST_ROUND && SHAPE::HEAD_DIM > 64;
 template <typename DEAL>
 constexpr bool HAS_PARTS = std::is_same_v<DEAL, fa::SplitTiles>;
 
@@ -393,18 +394,31 @@ struct Shapes {
   }
 };
 
-using ShapesOf64 = Shapes<fa::Shape<64, 2, 128>, fa::Shape<64, 3, 128>, fa::Shape<64, 4, 64>, fa::Shape<64, 1, 128>>;
-using ShapesOf128 = Shapes<fa::Shape<128, 2, 128>, fa::Shape<128, 3, 80>, fa::Shape<128, 1, 64>>;
+template <int HEAD_DIM>
+struct ShapesOf {  // with fewer columns, three warpgroups have registers for more keys
+  static constexpr int KEYS = HEAD_DIM == 80 ? 112 : HEAD_DIM == 96 ? 96 : 80;
+  using type = Shapes<fa::Shape<HEAD_DIM, 2, 128>, fa::Shape<HEAD_DIM, 3, KEYS>, fa::Shape<HEAD_DIM, 1, 64>>;
+};
+template <>
+struct ShapesOf<64> {
+  using type = Shapes<fa::Shape<64, 2, 128>, fa::Shape<64, 3, 128>, fa::Shape<64, 4, 64>, fa::Shape<64, 1, 128>>;
+};
 
 template <typename T, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  return std::conditional_t<HEAD_DIM == 64, ShapesOf64, ShapesOf128>::template launch<T>(args, stream);
+  return ShapesOf<HEAD_DIM>::type::template launch<T>(args, stream);
 }
 
 FA_FORWARD(launch)
 
 #if DIVIDES_LAST_ROUND
 FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) {
-  return args->head_dim == 128 ? ShapesOf128::workspace_bytes_of_call(args) : 0;
+#define FA_RETURN_IF(DTYPE, HEAD_DIM)                                                                                     \
+  if constexpr (MAY_DIVIDE<fa::Shape<HEAD_DIM, 1, 64>>) {                                                                 \
+    if (args->head_dim == HEAD_DIM) return ShapesOf<HEAD_DIM>::type::workspace_bytes_of_call(args);                       \
+  }
+  FA_FOR_EACH_INSTANTIATION(FA_RETURN_IF)
+#undef FA_RETURN_IF
+  return 0;
 }
 #endif

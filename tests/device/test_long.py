@@ -45,12 +45,23 @@ SHAPES = (
     "b1h8s1000d128-bf16-sk8192",  # long_tail divides the keys of work tiles
     "b1h8s4000d128-fp16",  # the same, after a complete round
 )
+# Heads that end inside a box of 64 columns.
+HEADS_SHAPES = (
+    "b2h4s333d80-fp16-kv2-sk500-bshd",
+    "b1h2s1100d112-fp16-causal_br-sk600",  # the first queries see no key
+    "b4h16s1100d96-bf16-causal",
+    "b1h8s1000d96-bf16-sk8192",  # the keys of work tiles are divided
+    "b1h8s4000d80-fp16",  # the same, after a complete round
+)
+PATHS = [
+    *((rung, shape) for rung in RUNGS for shape in SHAPES),
+    *(("long_heads_tail", shape) for shape in HEADS_SHAPES),
+]
 PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "contained_nan")
 
 
 @pytest.mark.parametrize("property_name", PROPERTIES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize(("rung", "shape"), PATHS)
 def test_properties_hold_on_every_path(
     build_rung: Callable[[str], Built], rung: str, shape: str, property_name: str
 ) -> None:

@@ -31,6 +31,7 @@ RUNGS = (
     "long_next_q",
     "long_tail",
     "long_from_end",
+    "long_heads_tail",
 )
 # Shapes, and the number of SMs.
 SHAPES = (
@@ -45,9 +46,15 @@ SHAPES = (
     # The last query of a warpgroup sees the first key of a key tile: of 64 or 128 keys, and of 80.
     ("b1h2s130d64-fp16-causal_br-sk195", 2),
     ("b1h2s200d128-fp16-causal_br-sk217", 2),
+    # Heads that end inside a box of 64 columns.
+    ("b1h2s400d80-fp16-causal_br-sk700-bshd", 5),
+    ("b1h2s257d96-fp16-causal", 2),
+    ("b2h4s333d112-fp16-kv2-sk500", 5),
+    ("b1h2s130d96-fp16-sk0", 2),
 )
 # The keys of the last work tiles are divided here, into 8, 2 and 3 parts.
-SPLIT = (("b1h3s576d128-fp16-sk1500", 8), ("b1h1s384d128-fp16-sk2000", 5), ("b1h2s130d128-fp16-sk2500", 7))
+SPLIT = (("b1h3s576d{}-fp16-sk1500", 8), ("b1h1s384d{}-fp16-sk2000", 5), ("b1h2s130d{}-fp16-sk2500", 7))
+SPLIT_RUNGS = (("long_tail", 128), ("long_from_end", 128), ("long_heads_tail", 96))
 FAULT_SHAPE, SPLIT_FAULT_SHAPE = "b1h3s700d64-fp16", "b1h2s130d128-fp16-sk2500"
 FAULTS = ("q_full", "k_full", "v_full", "q_empty", "k_empty", "v_empty", "o_written")
 
@@ -66,28 +73,31 @@ def test_a_rung_is_right_in_any_order(build: Build, rung: str, order: str) -> No
 @pytest.mark.parametrize("rung", RUNGS)
 def test_as_many_work_tiles_as_multiprocessors(build: Build, rung: str, work_tiles: int) -> None:
     """Results are right if there is one work tile less than multiprocessors, as many, or one more."""
-    shape = f"b1h{work_tiles}s60d64-fp16-causal_br-sk200"
-    assert complaints(build(rung), shape, Schedule(2, sms=5)) == []
+    kernel = build(rung)
+    shape = f"b1h{work_tiles}s60d{min(kernel.variant.supports.head_dim)}-fp16-causal_br-sk200"
+    assert complaints(kernel, shape, Schedule(2, sms=5)) == []
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("rung", ["long_tail", "long_from_end"])
+@pytest.mark.parametrize(("rung", "head_dim"), SPLIT_RUNGS)
 @pytest.mark.parametrize(("shape", "sms"), SPLIT)
-def test_divided_work_tiles_are_merged(build: Build, rung: str, shape: str, sms: int, order: str) -> None:
+def test_divided_work_tiles_are_merged(
+    build: Build, rung: str, head_dim: int, shape: str, sms: int, order: str
+) -> None:
     """The parts of a work tile give the right output, in the first call and in later ones with the same workspace."""
-    kernel = build(rung)
-    assert kernel.workspace_bytes(parse_case(f"{shape}-seed0"), sms) > 0
-    assert complaints(kernel, shape, Schedule(1, sms, ORDERS[order], resident_blocks=20), calls=3) == []
+    kernel, name = build(rung), shape.format(head_dim)
+    assert kernel.workspace_bytes(parse_case(f"{name}-seed0"), sms) > 0
+    assert complaints(kernel, name, Schedule(1, sms, ORDERS[order], resident_blocks=20), calls=3) == []
     assert marks_left(kernel) == 0  # the next call would merge the parts of this one
 
 
-@pytest.mark.parametrize("rung", ["long_tail", "long_from_end"])
+@pytest.mark.parametrize(("rung", "head_dim"), [*SPLIT_RUNGS, ("long_heads_tail", 80), ("long_heads_tail", 112)])
 @pytest.mark.parametrize("shape", [0, 1, 2])
-def test_work_tiles_of_each_size_can_be_divided(build: Build, rung: str, shape: int) -> None:
+def test_work_tiles_of_each_size_can_be_divided(build: Build, rung: str, head_dim: int, shape: int) -> None:
     """The result is right with two, three and one warpgroups per work tile."""
-    kernel = build(rung, 128, ONLY_SHAPE=shape)
-    assert kernel.workspace_bytes(parse_case("b1h1s384d128-fp16-sk2000-seed0"), 9) > 0
-    assert complaints(kernel, "b1h1s384d128-fp16-sk2000", Schedule(2, sms=9, resident_blocks=20), calls=2) == []
+    kernel, name = build(rung, head_dim, ONLY_SHAPE=shape), f"b1h1s384d{head_dim}-fp16-sk2000"
+    assert kernel.workspace_bytes(parse_case(f"{name}-seed0"), 9) > 0
+    assert complaints(kernel, name, Schedule(2, sms=9, resident_blocks=20), calls=2) == []
 
 
 # By what decides: the problem, and the index of the shape that long_causal and long_fitted choose.
@@ -107,10 +117,10 @@ def test_each_rung_chooses_by_its_own_times(build: Build, times: str) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_listed_work_tiles_are_right(build: Build, head_dim: int, order: str) -> None:
+@pytest.mark.parametrize(("rung", "head_dim"), [("long_from_end", 64), ("long_from_end", 128), ("long_heads_tail", 96)])
+def test_listed_work_tiles_are_right(build: Build, rung: str, head_dim: int, order: str) -> None:
     """By calculation, a list of these work tiles takes less time than dealing, so that it is kept."""
-    kernel, schedule = build("long_from_end", head_dim, ONLY_SHAPE=1), Schedule(1, 3, ORDERS[order])
+    kernel, schedule = build(rung, head_dim, ONLY_SHAPE=1), Schedule(1, 3, ORDERS[order])
     assert complaints(kernel, f"b1h5s300d{head_dim}-fp16-causal", schedule) == []
     assert kernel.took("ListedTiles")
 
@@ -125,7 +135,7 @@ def test_work_tiles_are_dealt_to_more_blocks_than_a_list_has(build: Build) -> No
 @pytest.mark.parametrize("rung", ["long_tail", "long_from_end"])
 def test_divided_work_tiles_always_have_the_same_bits(build: Build, rung: str) -> None:
     """The order in which the parts are stored does not matter, nor how many blocks run at the same time."""
-    kernel, case = build(rung), parse_case(f"{SPLIT[0][0]}-seed0")
+    kernel, case = build(rung), parse_case(f"{SPLIT[0][0].format(128)}-seed0")
     (first_out, first_lse), *others = [bits_of(kernel, case, Schedule(seed, 8, 0.5, 1 + 4 * seed)) for seed in range(4)]
     assert all(torch.equal(out, first_out) and torch.equal(lse, first_lse) for out, lse in others)
 
