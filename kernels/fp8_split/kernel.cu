@@ -1,4 +1,4 @@
-// fp8_split: the keys of the last work tiles are divided between blocks.  Also the source of fp8_four.
+// fp8_split: the keys of the last work tiles are divided between blocks.  Also the source of fp8_four and fp8_stages.
 // step:    without a mask, the work tiles of an incomplete last round are divided by their keys, so that all SMs have work until the
 //          end
 // because: at D = 64, 2048 to 8192 keys and 16 heads, there are 5.2 or 5.3 rounds of work tiles of 192 queries, and in the sixth, two
@@ -34,6 +34,12 @@
 
 using fa::GROUP_M, fa::GROUP_THREADS, fa::LANE_ROWS, fa::E4M3_MMA_K, fa::MMA_M, fa::MMA_N, fa::QUAD, fa::Ring, fa::Smem, fa::WARP;
 using Softmax = fa::Softmax<fa::INTEGERS, 4>;
+
+// A work tile with KEY_TILES key tiles in shared memory.  With one warpgroup, two blocks share an SM.
+template <int HEAD_DIM, int GROUPS, int BLOCK_N>
+struct Shape : fa::Shape<HEAD_DIM, GROUPS, BLOCK_N, true> {
+  static constexpr int STAGES = HEAD_DIM == 128 && GROUPS == 1 ? std::min(KEY_TILES, 3) : KEY_TILES;
+};
 
 template <typename Out, typename SHAPE>
 struct SplitSmem : Smem<Out, SHAPE> {
@@ -363,11 +369,9 @@ struct Shapes {
   }
 };
 
-using ShapesOf64 = std::conditional_t<
-    TAKES_FOUR,
-    Shapes<fa::Shape<64, 3, 96, true>, fa::Shape<64, 2, 128, true>, fa::Shape<64, 1, 128, true>, fa::Shape<64, 4, 64, true>>,
-    Shapes<fa::Shape<64, 3, 96, true>, fa::Shape<64, 2, 128, true>, fa::Shape<64, 1, 128, true>>>;
-using ShapesOf128 = Shapes<fa::Shape<128, 2, 128, true>, fa::Shape<128, 1, 96, true>>;
+using ShapesOf64 = std::conditional_t<TAKES_FOUR, Shapes<Shape<64, 3, 96>, Shape<64, 2, 128>, Shape<64, 1, 128>, Shape<64, 4, 64>>,
+                                      Shapes<Shape<64, 3, 96>, Shape<64, 2, 128>, Shape<64, 1, 128>>>;
+using ShapesOf128 = Shapes<Shape<128, 2, 128>, Shape<128, 1, 96>>;
 static_assert(ONLY_SHAPE < ShapesOf64::COUNT, "ONLY_SHAPE is the index of a shape at D = 64, or -1");
 
 template <typename DTYPE, int HEAD_DIM>

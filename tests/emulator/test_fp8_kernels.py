@@ -29,6 +29,7 @@ RUNGS = (
     "fp8_causal",
     "fp8_split",
     "fp8_four",
+    "fp8_stages",
 )
 # Shapes, and the number of SMs.
 SHAPES = (
@@ -103,7 +104,7 @@ def test_the_barrier_of_a_divided_work_tile_is_needed(build: Build) -> None:
     assert is_found(build("race_fp8_part_stored", ONLY_SHAPE=0), SPLIT_FAULT_SHAPE, sms=7)
 
 
-@pytest.mark.parametrize("rung", ["fp8_shapes", "fp8_causal", "fp8_split"])
+@pytest.mark.parametrize("rung", ["fp8_shapes", "fp8_causal", "fp8_split", "fp8_stages"])
 @pytest.mark.parametrize(("head_dim", "index", "shape", "sms"), EACH_SHAPE)
 def test_each_shape_is_right(build: Build, rung: str, head_dim: int, index: int, shape: str, sms: int) -> None:
     """The result is right with one to three warpgroups per work tile, some of which see fewer key tiles than others."""
@@ -112,10 +113,11 @@ def test_each_shape_is_right(build: Build, rung: str, head_dim: int, index: int,
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("rung", ["fp8_four", "fp8_stages"])
 @pytest.mark.parametrize("shape", FOUR)
-def test_four_warpgroups_are_right(build: Build, shape: str, order: str) -> None:
+def test_four_warpgroups_are_right(build: Build, shape: str, rung: str, order: str) -> None:
     """So is it with P V in halves, whether all warpgroups see the same key tiles or not, or no key at all."""
-    assert complaints(build("fp8_four", 64, ONLY_SHAPE=3), shape, Schedule(3, 2, ORDERS[order])) == []
+    assert complaints(build(rung, 64, ONLY_SHAPE=3), shape, Schedule(3, 2, ORDERS[order])) == []
 
 
 @pytest.mark.parametrize(("head_dim", "index", "shape", "sms"), SPLIT)

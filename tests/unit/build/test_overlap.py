@@ -16,7 +16,7 @@ KERNELS = Path(__file__).parents[3] / "kernels"
 # At D = 128, ptxas moves nearly all exponentials of these kernels below the wait, because O, P V of a tile and S take
 # most of the registers.  P V of one warpgroup then runs during the exponentials of the other one only.
 OUT_OF_ORDER = dict.fromkeys(
-    ("fp8_tiles", "fp8_max", "fp8_split", "fp8_four"), ("128", "128")
+    ("fp8_tiles", "fp8_max", "fp8_split", "fp8_four", "fp8_stages"), ("128", "128")
 )  # D and the keys of a tile
 # Only calls without a mask divide work tiles.  There, only a negative scale leads to the step with a mask.  With one
 # warpgroup at D = 128 in e4m3, ptxas moves the exponentials of that step.
@@ -38,10 +38,11 @@ START = re.compile(
 )
 MAX_MOVES = 4  # from a register per lane to a uniform one, in a step
 
-RUNGS = ("long_overlap", "long_tail", "long_from_end", "fp8_tiles", "fp8_max", "fp8_keys", "fp8_split", "fp8_four")
+LONG_RUNGS = ("long_overlap", "long_tail", "long_from_end", "long_heads_tail")
+E4M3_RUNGS = ("fp8_tiles", "fp8_max", "fp8_keys", "fp8_split", "fp8_four", "fp8_stages")
 
 
-@pytest.fixture(scope="module", params=RUNGS)
+@pytest.fixture(scope="module", params=(*LONG_RUNGS, *E4M3_RUNGS))
 def listings(
     request: pytest.FixtureRequest, shared_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
@@ -73,7 +74,7 @@ def test_exponentials_stand_before_the_wait_for_pv(listings: dict[str, str]) -> 
     """
     shapes = [match for name in listings if (match := SHAPE.search(name))]
     assert len(shapes) == len(listings)
-    assert "64" in {match["head_dim"] for match in shapes}
+    assert {"64", "96"} & {match["head_dim"] for match in shapes}
     for name, listing in listings.items():
         match = SHAPE.search(name)
         assert match
@@ -94,7 +95,7 @@ def _moves_of(rung: str, cache: Path, folder: Path) -> dict[str, int]:
 
 @pytest.mark.nightly
 @pytest.mark.needs_nvcc
-@pytest.mark.parametrize("rung", ["long_list", "long_ragged", "long_from_end"])
+@pytest.mark.parametrize("rung", ["long_list", "long_ragged", "long_from_end", "long_heads_tail"])
 def test_the_addresses_of_key_tiles_are_in_uniform_registers(rung: str, shared_cache: Path, tmp_path: Path) -> None:
     """Else each wgmma needs a move, and a step has over a sixth more instructions."""
     moves = _moves_of(rung, shared_cache, tmp_path)
