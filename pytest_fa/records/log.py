@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import zip_longest
@@ -102,14 +102,26 @@ def replace_records(path: Path, records: list[Record]) -> None:
         stream.writelines(to_json(record) + b"\n" for record in records)
 
 
-def keep_records(path: Path, kept: Iterable[Record]) -> None:
-    """Write a file of `save_records` again with these of its records only.  Lines that are no records stay unchanged.
+def remove_records(path: Path, is_kept: Callable[[Record], bool]) -> tuple[int, int]:
+    """Remove the records of a file of `save_records` that are not kept; return how many these are, and of how many.
 
-    Raises `UnreadableRecords` for a file that cannot be read, which is not written.
+    Lines that are no records stay unchanged.  A file of which nothing is left is removed.  Other processes that save in
+    the folder wait.
+
+    Raises `UnreadableRecords` for a file that cannot be read, which stays as it is.
     """
-    with _replacing(path) as stream:
-        _copy_bad_lines(path, stream, ())
-        stream.writelines(compact_lines(kept))
+    with _locked(path.parent):
+        file = read_record_file(path)
+        if file.problem:
+            raise UnreadableRecords(f"{path}: {file.complaint}")
+        kept = [record for record in file.records if is_kept(record)]
+        if len(kept) < len(file.records):
+            with _replacing(path) as stream:
+                _copy_bad_lines(path, stream, ())
+                stream.writelines(compact_lines(kept))
+            if not path.stat().st_size:
+                path.unlink()
+    return len(file.records) - len(kept), len(file.records)
 
 
 @contextmanager

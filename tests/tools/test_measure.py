@@ -461,27 +461,52 @@ def test_a_run_that_cannot_count_is_refused(
 # -- prune ------------------------------------------------------------------------------------------------------------
 
 
-def test_old_checks_that_no_page_shows_are_removed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Times and failures stay, and checks of the sources of today."""
+def test_old_results_that_no_page_shows_are_removed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Failures and results of the sources of today stay, and times that count or that something needs."""
     source = Source(git(root, "rev-parse", "HEAD"), dirty=False, origin="git")
-    save(root, timed(root, "first"), timed(root, "second"))
+    unconfirmed = msgspec.structs.replace(speed(2.0), outside=None)
+    uncommitted = msgspec.structs.replace(source, dirty=True)
+    save(root, timed(root, "first"), timed(root, "second", speed=unconfirmed))  # the table shows both
     for name in ("first", "second", "third"):
+        save(root, timed(root, name, SMALL_SHAPE, speed=unconfirmed))
         old = record(name, f"{SHAPE}-seed1", "correct", check=OK, environment=ENVIRONMENT, source=source)
         save(root, old, msgspec.structs.replace(old, id=f"{name}-{SHAPE}-seed2"))
     wrong = msgspec.structs.replace(old, id=f"third-{SHAPE}-seed3", outcome=Outcome.WRONG)
     save(root, wrong)
+    save(root, timed(root, "gone"), timed(root, "gone", SMALL_SHAPE, source=uncommitted))
+    save(root, timed(root, "baseline", SMALL_SHAPE, role="baseline", speed=unconfirmed))
+    save(root, timed(root, "long_shapes", SMALL_SHAPE, speed=unconfirmed))  # `auto` is fitted from it
+    save(root, timed(root, "gated", kind="gate", speed=None))
     for name in ("second", "third"):
         (root / "kernels" / name / "kernel.cu").write_text("int changed;\n", encoding="utf-8")
     commit(root)
     folder = root / "profiles" / "nvidia-h200"
     assert main(["--prune"], root) == 0
-    removed = {"second": "2 of 3", "third": "2 of 3"}
+    removed = {"gone": "1 of 2", "second": "3 of 4", "third": "3 of 4"}
     lines = [f"profiles/nvidia-h200/{name}.jsonl: {count} results removed" for name, count in removed.items()]
     assert capsys.readouterr().out.splitlines() == lines
     kept = {path.stem: [saved.kind for saved in read_records(path)] for path in sorted(folder.glob("*.jsonl"))}
-    assert kept == {"first": ["correct", "correct", "speed"], "second": ["speed"], "third": ["correct"]}
+    assert kept == {
+        "baseline": ["speed"],
+        "first": ["correct", "correct", "speed", "speed"],
+        "gated": ["gate"],
+        "gone": ["speed"],
+        "long_shapes": ["speed"],
+        "second": ["speed"],
+        "third": ["correct"],
+    }
     assert main(["--prune"], root) == 0
     assert capsys.readouterr().out.splitlines() == ["nothing to remove"]
+
+
+def test_a_file_that_cannot_be_read_is_not_pruned(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file stays as it is, and the error names it."""
+    save(root, timed(root, "third", SMALL_SHAPE, speed=msgspec.structs.replace(speed(2.0), outside=None)))
+    path = root / "profiles" / "nvidia-h200" / "third.jsonl"
+    path.write_bytes(content := path.read_bytes() + b"no record\n" * 1000)
+    assert main(["--prune"], root) == 2
+    assert "third.jsonl" in capsys.readouterr().err
+    assert path.read_bytes() == content
 
 
 # -- check ------------------------------------------------------------------------------------------------------------

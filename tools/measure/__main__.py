@@ -4,7 +4,7 @@
     python -m tools.measure --run              measure it on all visible GPUs, in a clean tree, and save it in profiles/
     python -m tools.measure --run --seconds N  begin only what is expected to end within N seconds
     python -m tools.measure --check            which rows are stale, dirty, mixed, missing or of another method
-    python -m tools.measure --prune            remove checks of earlier sources that no table shows and that passed
+    python -m tools.measure --prune            remove results of earlier sources that nothing shows or needs
     python -m tools.measure ... --code         sources whose code is the same do not count: builds both, and compares
     python -m tools.measure ... PAGE ...       only the tables of these pages, and those that show a result with them;
                                                kernels/long.md:6 is one table, the one at this line
@@ -29,7 +29,7 @@ from tools.measure.faults import check_lines
 from tools.measure.machine_code import compare_builds
 from tools.measure.measure import require_cards, require_clean, run_pieces
 from tools.measure.plan import PYTEST, make_plan
-from tools.measure.prune import remove_old_checks
+from tools.measure.prune import remove_old_results
 from tools.measure.tables import ShownPages
 
 
@@ -41,7 +41,7 @@ def main(arguments: list[str], root: Path | None = None, pytest: tuple[str, ...]
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="say which rows are out of date")
     what.add_argument("--run", action="store_true", help="measure what is left")
-    what.add_argument("--prune", action="store_true", help="remove old checks that no table shows")
+    what.add_argument("--prune", action="store_true", help="remove old results that nothing shows or needs")
     parser.add_argument("--seconds", type=float, help="with --run: the time after which no piece ends")
     parser.add_argument("--code", action="store_true", help="changed sources with the same code do not count")
     parser.add_argument(
@@ -72,7 +72,7 @@ def _check(pages: ShownPages) -> int:
 
 
 def _prune(pages: ShownPages) -> int:
-    _say(*(remove_old_checks(pages) or ["nothing to remove"]))
+    _say(*(remove_old_results(pages) or ["nothing to remove"]))
     return 0
 
 

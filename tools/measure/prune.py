@@ -1,30 +1,30 @@
-"""Removes saved checks that say nothing about the kernels of today."""
+"""Removes saved results that say nothing about the kernels of today."""
 
 from __future__ import annotations
 
-from pytest_fa.records.files import read_record_file
-from pytest_fa.records.log import keep_records
-from pytest_fa.records.record import Record, RecordKind
+from kernels.auto.work import RUNGS
+from pytest_fa.catalog.variant import COMPANION_ROLES
+from pytest_fa.records.log import remove_records
+from pytest_fa.records.record import Record
 from pytest_fa.records.standing import Rank, rank_of
 from tools.measure.faults import arch_of
 from tools.measure.tables import ShownPages
 
-LASTING: tuple[RecordKind, ...] = ("speed", "gate")  # `auto` is fitted from times, and the noise of cards from both
 
+def remove_old_results(pages: ShownPages) -> list[str]:
+    """Remove results that no table shows and whose sources have changed; return a line for each file.
 
-def remove_old_checks(pages: ShownPages) -> list[str]:
-    """Remove the checks and profiles that no table shows and whose sources have changed; return a line for each file.
+    Gates and failures stay.  Times stay unless they are from uncommitted changes or without the judge's clock; of
+    these, those of baselines stay, which later runs look up, and those of the rungs that `auto` is fitted from.
 
-    Times, gates and failures stay.  A file of which nothing is left is removed, too.  Raises `FaError` for a file that
-    cannot be read.
+    Raises `FaError` for a file that cannot be read, which stays as it is.
     """
     tables, history = pages.tables(), pages.history()
     shown = {(result.kind, result.id) for table in tables for result in table.records}
-    lines: list[str] = []
 
     def is_kept(record: Record) -> bool:
         # A failure hides times, which stay.
-        if record.kind in LASTING or (record.kind, record.id) in shown or rank_of(record) is Rank.FAILURE:
+        if _is_needed(record) or (record.kind, record.id) in shown or rank_of(record) is Rank.FAILURE:
             return True
         variant = pages.variants.get(record.variant)
         return (
@@ -33,15 +33,17 @@ def remove_old_checks(pages: ShownPages) -> list[str]:
             and not history.changes(record.source, variant, record.sources, arch_of(record))
         )
 
+    lines: list[str] = []
     for folder in sorted({table.folder for table in tables}):
         for path in sorted((pages.root / folder).glob("*.jsonl")):
-            records = read_record_file(path).records
-            kept = [record for record in records if is_kept(record)]
-            if len(kept) == len(records):
-                continue
-            keep_records(path, kept)
-            if not path.stat().st_size:
-                path.unlink()
-            number = len(records) - len(kept)
-            lines.append(f"{path.relative_to(pages.root)}: {number} of {len(records)} results removed")
+            removed, number = remove_records(path, is_kept)
+            if removed:
+                lines.append(f"{path.relative_to(pages.root)}: {removed} of {number} results removed")
     return lines
+
+
+def _is_needed(record: Record) -> bool:
+    if record.kind != "speed":
+        return record.kind == "gate"
+    is_confirmed = not record.source.dirty and record.speed is not None and record.speed.outside is not None
+    return is_confirmed or record.role in COMPANION_ROLES or record.variant in RUNGS
