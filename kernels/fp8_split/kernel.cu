@@ -39,6 +39,7 @@ using Softmax = fa::Softmax<fa::INTEGERS, 4>;
 template <int HEAD_DIM, int GROUPS, int BLOCK_N>
 struct Shape : fa::Shape<HEAD_DIM, GROUPS, BLOCK_N, true> {
   static constexpr int STAGES = HEAD_DIM == 128 && GROUPS == 1 ? std::min(KEY_TILES, 3) : KEY_TILES;
+  static_assert(KEY_TILES >= 2, "S of a tile is computed with P V of the one before it");
 };
 
 template <typename Out, typename SHAPE>

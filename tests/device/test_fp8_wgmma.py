@@ -24,7 +24,8 @@ RUNGS = (
     "fp8_split",
     "fp8_four",
     "fp8_stages",
-    "fp8_stages@ONLY_SHAPE=3",  # four warpgroups for all work at D = 64
+    "fp8_four@ONLY_SHAPE=3",  # four warpgroups for all work at D = 64
+    "fp8_stages@ONLY_SHAPE=3",
     "fp8_mma",
 )
 SHAPES = (

@@ -120,10 +120,13 @@ def test_four_warpgroups_are_right(build: Build, shape: str, rung: str, order: s
     assert complaints(build(rung, 64, ONLY_SHAPE=3), shape, Schedule(3, 2, ORDERS[order])) == []
 
 
+@pytest.mark.parametrize("rung", ["fp8_split", "fp8_stages"])
 @pytest.mark.parametrize(("head_dim", "index", "shape", "sms"), SPLIT)
-def test_divided_work_tiles_are_merged(build: Build, head_dim: int, index: int, shape: str, sms: int) -> None:
+def test_divided_work_tiles_are_merged(
+    build: Build, rung: str, head_dim: int, index: int, shape: str, sms: int
+) -> None:
     """The parts of a work tile give the right output, in the first call and in later ones with the same workspace."""
-    kernel, case = build("fp8_split", head_dim, ONLY_SHAPE=index), parse_case(f"{shape}-seed0")
+    kernel, case = build(rung, head_dim, ONLY_SHAPE=index), parse_case(f"{shape}-seed0")
     whole = build("fp8_causal", head_dim, ONLY_SHAPE=index)
     assert kernel.workspace_bytes(case, sms) > whole.workspace_bytes(case, sms)  # beside V^T
     assert complaints(kernel, shape, Schedule(1, sms, resident_blocks=20), calls=2) == []

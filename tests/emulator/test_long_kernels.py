@@ -54,8 +54,9 @@ SHAPES = (
 )
 # The keys of the last work tiles are divided here, into 8, 2 and 3 parts.
 SPLIT = (("b1h3s576d{}-fp16-sk1500", 8), ("b1h1s384d{}-fp16-sk2000", 5), ("b1h2s130d{}-fp16-sk2500", 7))
-SPLIT_RUNGS = (("long_tail", 128), ("long_from_end", 128), ("long_heads_tail", 96))
-FAULT_SHAPE, SPLIT_FAULT_SHAPE = "b1h3s700d64-fp16", "b1h2s130d128-fp16-sk2500"
+# With three warpgroups in long_heads_tail: two would take nearly as long, without parts.
+SPLIT_RUNGS = (("long_tail", 128, -1), ("long_from_end", 128, -1), ("long_heads_tail", 96, 1))
+FAULT_SHAPE, SPLIT_FAULT_SHAPE = "b1h3s700d64-fp16", "b1h2s130d{}-fp16-sk2500"
 FAULTS = ("q_full", "k_full", "v_full", "q_empty", "k_empty", "v_empty", "o_written")
 
 
@@ -79,19 +80,22 @@ def test_as_many_work_tiles_as_multiprocessors(build: Build, rung: str, work_til
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(("rung", "head_dim"), SPLIT_RUNGS)
+@pytest.mark.parametrize(("rung", "head_dim", "only_shape"), SPLIT_RUNGS)
 @pytest.mark.parametrize(("shape", "sms"), SPLIT)
 def test_divided_work_tiles_are_merged(
-    build: Build, rung: str, head_dim: int, shape: str, sms: int, order: str
+    build: Build, rung: str, head_dim: int, only_shape: int, shape: str, sms: int, order: str
 ) -> None:
     """The parts of a work tile give the right output, in the first call and in later ones with the same workspace."""
-    kernel, name = build(rung), shape.format(head_dim)
+    kernel, name = build(rung, ONLY_SHAPE=only_shape), shape.format(head_dim)
     assert kernel.workspace_bytes(parse_case(f"{name}-seed0"), sms) > 0
     assert complaints(kernel, name, Schedule(1, sms, ORDERS[order], resident_blocks=20), calls=3) == []
     assert marks_left(kernel) == 0  # the next call would merge the parts of this one
 
 
-@pytest.mark.parametrize(("rung", "head_dim"), [*SPLIT_RUNGS, ("long_heads_tail", 80), ("long_heads_tail", 112)])
+@pytest.mark.parametrize(
+    ("rung", "head_dim"),
+    [("long_tail", 128), ("long_from_end", 128), *(("long_heads_tail", head_dim) for head_dim in (80, 96, 112))],
+)
 @pytest.mark.parametrize("shape", [0, 1, 2])
 def test_work_tiles_of_each_size_can_be_divided(build: Build, rung: str, head_dim: int, shape: int) -> None:
     """The result is right with two, three and one warpgroups per work tile."""
@@ -132,10 +136,10 @@ def test_work_tiles_are_dealt_to_more_blocks_than_a_list_has(build: Build) -> No
     assert not kernel.took("ListedTiles")
 
 
-@pytest.mark.parametrize("rung", ["long_tail", "long_from_end"])
-def test_divided_work_tiles_always_have_the_same_bits(build: Build, rung: str) -> None:
+@pytest.mark.parametrize(("rung", "head_dim", "only_shape"), SPLIT_RUNGS)
+def test_divided_work_tiles_always_have_the_same_bits(build: Build, rung: str, head_dim: int, only_shape: int) -> None:
     """The order in which the parts are stored does not matter, nor how many blocks run at the same time."""
-    kernel, case = build(rung), parse_case(f"{SPLIT[0][0].format(128)}-seed0")
+    kernel, case = build(rung, ONLY_SHAPE=only_shape), parse_case(f"{SPLIT[0][0].format(head_dim)}-seed0")
     (first_out, first_lse), *others = [bits_of(kernel, case, Schedule(seed, 8, 0.5, 1 + 4 * seed)) for seed in range(4)]
     assert all(torch.equal(out, first_out) and torch.equal(lse, first_lse) for out, lse in others)
 
@@ -149,11 +153,13 @@ def test_each_barrier_is_needed(build: Build, fault: str) -> None:
 def test_with_all_barriers_nothing_is_found(build: Build) -> None:
     """Where the faults are looked for, the kernels without one are right."""
     assert not is_found(build("long_overlap", 64), FAULT_SHAPE, sms=2)
-    for rung in ("long_tail", "long_from_end"):
-        assert not is_found(build(rung, 128), SPLIT_FAULT_SHAPE, sms=7)
+    for rung, head_dim, only_shape in SPLIT_RUNGS:
+        kernel = build(rung, head_dim, ONLY_SHAPE=only_shape)
+        assert not is_found(kernel, SPLIT_FAULT_SHAPE.format(head_dim), sms=7)
 
 
-@pytest.mark.parametrize("rung", ["long_tail", "long_from_end"])
-def test_the_barrier_of_a_divided_work_tile_is_needed(build: Build, rung: str) -> None:
+@pytest.mark.parametrize(("rung", "head_dim", "only_shape"), SPLIT_RUNGS)
+def test_the_barrier_of_a_divided_work_tile_is_needed(build: Build, rung: str, head_dim: int, only_shape: int) -> None:
     """A part that is marked as stored too early is merged before it is complete."""
-    assert is_found(build(rung, 128, OMIT_BARRIER="PART_STORED"), SPLIT_FAULT_SHAPE, sms=7)
+    kernel = build(rung, head_dim, ONLY_SHAPE=only_shape, OMIT_BARRIER="PART_STORED")
+    assert is_found(kernel, SPLIT_FAULT_SHAPE.format(head_dim), sms=7)

@@ -20,6 +20,8 @@ CATALOG = discover((Path(__file__).parents[3] / "kernels",)).variants
 SUMS_BY_LANES = [(64, 2, 128, 64), (128, 2, 128, 128)]
 THREE_GROUPS = [(64, 3, 96, 72), (128, 2, 128, 136)]
 SHAPES = [(64, 3, 96, 72), (64, 2, 128, 72), (64, 1, 128, 72), (128, 2, 128, 136), (128, 1, 96, 136)]
+WHOLE_AND_DIVIDED = SHAPES + [shape for shape in SHAPES if shape[:2] != (128, 2)]
+IN_HALVES = (64, 4, 64, 72)  # each step computes P V in two halves of its columns
 PRODUCTS = {
     "fp8_wgmma": SUMS_BY_LANES,
     "fp8_overlap": SUMS_BY_LANES,
@@ -30,7 +32,9 @@ PRODUCTS = {
     "fp8_keys": [(64, 3, 96, 72), (128, 2, 96, 136)],
     "fp8_shapes": SHAPES,
     "fp8_causal": SHAPES,
-    "fp8_split": SHAPES + [shape for shape in SHAPES if shape[:2] != (128, 2)],  # of divided work tiles, too
+    "fp8_split": WHOLE_AND_DIVIDED,
+    "fp8_four": [*WHOLE_AND_DIVIDED, IN_HALVES],
+    "fp8_stages": [*WHOLE_AND_DIVIDED, IN_HALVES],
 }
 STEP = 32
 COPIES = 3  # of each product: the first key tile, those with a mask, and those without
@@ -55,12 +59,17 @@ def test_both_products_are_in_e4m3(shared_cache: Path, tmp_path: Path, rung: str
     each_shape = [tuple(shape) for *shape, _ in PRODUCTS[rung]]
     assert sorted(shape for shape, _ in kernels) == sorted(2 * each_shape)  # outputs in fp16 and in bf16
     for (head_dim, groups, keys), instructions in kernels:
-        assert instructions == _expected(head_dim, keys, columns[head_dim, groups, keys])
+        assert instructions == _expected((head_dim, groups, keys, columns[head_dim, groups, keys]))
 
 
-def _expected(head_dim: int, keys: int, columns: int) -> Counter[str]:
-    qk = Counter({f"QGMMA.64x{keys}x32.F32.E4M3.E4M3": COPIES * head_dim // STEP})
-    return qk + Counter({f"QGMMA.64x{columns}x32.F32.E4M3.E4M3": COPIES * keys // STEP})
+def _expected(shape: tuple[int, int, int, int]) -> Counter[str]:
+    head_dim, _, keys, columns = shape
+    last = [columns]  # P V of the last key tile
+    each_step = [columns // 16 * 8, columns - columns // 16 * 8] if shape == IN_HALVES else last
+    widths = Counter({keys: COPIES * head_dim // STEP})  # of the results
+    for width in (*each_step, *each_step, *last):
+        widths[width] += keys // STEP
+    return Counter({f"QGMMA.64x{width}x32.F32.E4M3.E4M3": count for width, count in widths.items()})
 
 
 # mma.sync in e4m3: instructions of Ada, and for Hopper conversions to fp16 with products in fp16.

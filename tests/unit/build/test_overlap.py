@@ -74,7 +74,8 @@ def test_exponentials_stand_before_the_wait_for_pv(listings: dict[str, str]) -> 
     """
     shapes = [match for name in listings if (match := SHAPE.search(name))]
     assert len(shapes) == len(listings)
-    assert {"64", "96"} & {match["head_dim"] for match in shapes}
+    head_dims = {match["head_dim"] for match in shapes}
+    assert "64" in head_dims or head_dims == {"80", "96", "112"}  # those of long_heads_tail
     for name, listing in listings.items():
         match = SHAPE.search(name)
         assert match
