@@ -25,7 +25,7 @@ from pytest_fa.records.record import Stage, to_json
 from pytest_fa.records.timing import Agreement, NodeTime, ProfilerTime
 from tests.factories import RECORD, record, speed
 
-MEASURED = read_record_file(Path(__file__).parents[3] / "profiles/nvidia-h200/ws_p2.jsonl").records
+MEASURED = read_record_file(Path(__file__).parents[3] / "profiles/nvidia-h200/cluster_latency.jsonl").records
 SPEED = msgspec.structs.replace(speed(10.0), profiler=ProfilerTime(9.0, 0.1, (NodeTime("k", 3.0, 3),), 0))
 TIMED = record("mine", kind="speed", speed=SPEED, stages=(Stage("launch", "ok", 0.5), Stage("speed", "ok", 1.5)))
 
