@@ -50,8 +50,8 @@ using Params = std::conditional_t<TILES_FROM_END, fa::TilesFromEnd, fa::TilePara
 
 // In long_tail, the work tiles of an incomplete last round may be divided by their keys.  At D = 64, ptxas would move the
 // exponentials.
-template <typename SHAPE>
-constexpr bool MAY_DIVIDE = DIVIDES_LAST_ROUND && SHAPE::HEAD_DIM > 64;
+template <int HEAD_DIM>
+constexpr bool MAY_DIVIDE = DIVIDES_LAST_ROUND && HEAD_DIM > 64;
 template <typename DEAL>
 constexpr bool HAS_PARTS = std::is_same_v<DEAL, fa::SplitTiles>;
 
@@ -60,7 +60,7 @@ struct SplitSmem : fa::RingSmem<T, SHAPE, STAGES> {
   int all_are_stored[SHAPE::GROUPS];
 };
 template <typename T, typename SHAPE>
-using Smem = std::conditional_t<MAY_DIVIDE<SHAPE>, SplitSmem<T, SHAPE>, fa::RingSmem<T, SHAPE, STAGES>>;
+using Smem = std::conditional_t<MAY_DIVIDE<SHAPE::HEAD_DIM>, SplitSmem<T, SHAPE>, fa::RingSmem<T, SHAPE, STAGES>>;
 
 // A part in the workspace: O of each thread, then m (in log2) and l of its rows.
 template <typename SHAPE>
@@ -299,7 +299,7 @@ fa::Division division_of(const FaForwardArgs* args, const Params& params) {
 // The time of the SM with the most work.
 template <typename SHAPE>
 double shape_us(const FaForwardArgs* args, const Params& params) {
-  if constexpr (MAY_DIVIDE<SHAPE>) {
+  if constexpr (MAY_DIVIDE<SHAPE::HEAD_DIM>) {
     const fa::Division division = division_of<SHAPE>(args, params);
     if (division.tiles > 0 && !fa::has_many_rounds<SHAPE>(params)) {
       const auto us_of = [&](int number) { return work_tile_us<SHAPE>(params, number); };
@@ -368,7 +368,7 @@ int launch_shape(const FaForwardArgs* args, cudaStream_t stream) {
     const fa::TilePlan plan = plan_of<SHAPE>(params);
     if (plan.listed) return launch_kernel<T, SHAPE>(args, params, *plan.listed, stream);
   }
-  if constexpr (MAY_DIVIDE<SHAPE>) {
+  if constexpr (MAY_DIVIDE<SHAPE::HEAD_DIM>) {
     fa::SplitTiles split;
     if (int status = make_split<SHAPE>(args, params, &split)) return status;
     if (split.parts > 1) return launch_kernel<T, SHAPE>(args, params, split, stream);
@@ -413,9 +413,9 @@ FA_FORWARD(launch)
 
 #if DIVIDES_LAST_ROUND
 FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) {
-#define FA_RETURN_IF(DTYPE, HEAD_DIM)                                                                                     \
-  if constexpr (MAY_DIVIDE<fa::Shape<HEAD_DIM, 1, 64>>) {                                                                 \
-    if (args->head_dim == HEAD_DIM) return ShapesOf<HEAD_DIM>::type::workspace_bytes_of_call(args);                       \
+#define FA_RETURN_IF(DTYPE, HEAD_DIM)                                                               \
+  if constexpr (MAY_DIVIDE<HEAD_DIM>) {                                                             \
+    if (args->head_dim == HEAD_DIM) return ShapesOf<HEAD_DIM>::type::workspace_bytes_of_call(args); \
   }
   FA_FOR_EACH_INSTANTIATION(FA_RETURN_IF)
 #undef FA_RETURN_IF
