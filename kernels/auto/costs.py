@@ -27,7 +27,7 @@ from .rung_times import RungTimes, read_rung_times
 from .work import FEW_QUERIES, RUNGS, Terms
 
 COSTS = Path(__file__).with_name("costs.json")
-MEASURED = ("fp16", "e4m3")  # the dtypes of records that are fitted
+DTYPE = "fp16"  # of the records that are fitted
 LENGTH_SCALE = 1.0  # of the Gaussian weights: at this distance, a measured problem counts e times less
 PRIOR = 0.3  # the weight of "no correction" beside those of measured problems
 MIN_MEASURED = 12  # measured problems for a fit, more than there are terms
@@ -71,7 +71,7 @@ def fitted(
         case, gpu, speed = record.case, record.environment.gpu, record.speed
         if record.kind != "speed" or not speed or not case or not gpu or record.variant not in RUNGS:
             continue
-        if case.dtype in MEASURED and case.layout == "bhsd" and speed.device.median_us > 0:
+        if case.dtype == DTYPE and case.layout == "bhsd" and speed.device.median_us > 0:
             _keep(measured, gpu, record.variant, case.shape_id, speed.device.median_us)
     sms = {str(times.environment.gpu): times.sms for times in side_by_side}
     for times in side_by_side:
@@ -107,9 +107,9 @@ def _keep(measured: Measured, gpu: str, rung: str, shape: str, us: float) -> Non
 
 
 def kind_of(rung: str, problem: Problem) -> str:
-    """Problems of one kind have costs of their own: a dtype, a head_dim, and for rungs with many queries the mask."""
+    """Problems of one kind have costs of their own: a head_dim, and for rungs with many queries the mask."""
     masked = "-masked" * (problem.is_masked and rung not in FEW_QUERIES)
-    return f"d{problem.head_dim}{'-e4m3' * (problem.dtype == 'e4m3')}{masked}"
+    return f"d{problem.head_dim}{masked}"
 
 
 def _fit(rung: str, times: Mapping[str, float], sms: int) -> list[float]:

@@ -5,7 +5,7 @@ because: no single kernel is fastest at 64 keys and at 16384 keys, with a mask a
 expect:  the time of the fastest rung; call_us as that of the rung, because a choice is made once per problem
 
 Expected times are those of `costs.py`.  Where a rung refuses the call, the next one is tried.  The CPU, and a GPU that
-no rung runs on, get the variants of `FALLBACKS`, in order.
+no rung runs on, get the variants of `OTHERS`, in order.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from .costs import costs_of
 from .problem import Problem
 
 FOLDER = Path(__file__).parent
-E4M3_FALLBACKS = ("fp8_max", "fp8_mma", "reference_e4m3")
-FALLBACKS = ("split_warps", "swizzle_async", "mma_regs", "wmma", "minimal", "reference", *E4M3_FALLBACKS)
+PORTABLE = "portable, for where no rung runs"
+PORTABLES = ("split_warps", "swizzle_async", "mma_regs", "wmma", "minimal", "reference", "fp8_mma", "reference_e4m3")
+OTHERS = {"fp8_stages": "for e4m3; it chooses among work tiles itself", **dict.fromkeys(PORTABLES, PORTABLE)}
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
 
 
@@ -102,12 +103,12 @@ def explain(q: torch.Tensor, k: torch.Tensor, causal: str = "none") -> str:
 
 
 def choose(q: torch.Tensor, k: torch.Tensor, causal: str) -> list[Choice]:
-    """Return the variants that support such a call: the rungs, fastest first, and then the fallbacks."""
+    """Return the variants that support such a call: the rungs with costs, fastest first, and then the others."""
     case = _case(q, k, causal)
     rungs = _rungs(Problem.of(case), q.device) if q.is_cuda else []
     names = [choice.variant for choice in rungs]
-    fallbacks = [Choice(name, "portable, for where no rung runs") for name in FALLBACKS if name not in names]
-    return [choice for choice in (*rungs, *fallbacks) if _supports(choice.variant, case, q.device.type)]
+    others = [Choice(name, why) for name, why in OTHERS.items() if name not in names]
+    return [choice for choice in (*rungs, *others) if _supports(choice.variant, case, q.device.type)]
 
 
 def _rungs(problem: Problem, device: torch.device) -> list[Choice]:

@@ -10,7 +10,7 @@ COARSE_FROM, COARSE_KEYS = 1024, 64
 
 
 class Problem(NamedTuple):
-    """A call of attention, without its layout; bf16 counts as fp16."""
+    """A call of attention in 16 bits, without its layout."""
 
     batch: int
     heads: int
@@ -19,13 +19,11 @@ class Problem(NamedTuple):
     seq_k: int
     head_dim: int
     causal: str
-    dtype: str = "fp16"  # or `e4m3`
 
     @classmethod
     def of(cls, case: Any) -> Problem:  # noqa: ANN401  # `catalog.case.Case`
         """The problem of a case."""
-        sizes = (case.batch, case.heads, case.kv_heads, case.seq_q, case.seq_k, case.head_dim)
-        return cls(*sizes, case.causal, "e4m3" if case.dtype == "e4m3" else "fp16")
+        return cls(case.batch, case.heads, case.kv_heads, case.seq_q, case.seq_k, case.head_dim, case.causal)
 
     @property
     def is_masked(self) -> bool:
@@ -49,11 +47,10 @@ class Problem(NamedTuple):
         return [self.visible(min(self.seq_q, first + rows) - 1) for first in firsts]
 
     def megabytes(self) -> float:
-        """The size of q, k, v and the output, which has 16-bit elements."""
+        """The size of q, k, v and the output."""
         of_q = self.batch * self.heads * self.seq_q * self.head_dim
         of_k = self.batch * self.kv_heads * self.seq_k * self.head_dim
-        element = 1 if self.dtype == "e4m3" else 2
-        return ((of_q + 2 * of_k) * element + of_q * 2) / 1e6
+        return (of_q + 2 * of_k + of_q) * 2 / 1e6
 
     def memory(self) -> tuple[float, float]:
         """The megabytes of the tensors, and those of them that do not fit into L2."""

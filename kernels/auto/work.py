@@ -41,8 +41,6 @@ CAUSAL_SHAPES: _Shapes = {
     128: (_Shape(2, 128, 720, 2.0), _Shape(3, 80, 795, 2.0), _Shape(1, 64, 640, 1.75)),
 }
 LONG_RUNNING = (1, 2, 3, 4)
-E4M3_WIDE: _Shapes = {64: (_Shape(2, 128, 500),), 128: (_Shape(2, 128, 900),)}  # `fp8_overlap`
-E4M3_TALL: _Shapes = {64: (_Shape(3, 96, 500),), 128: (_Shape(2, 128, 900),)}  # `fp8_max`
 MERGE_US, MAX_PARTS, GROUP_QUERIES = 6.0, 8, 64
 SPLIT_HEAD_DIM = 128  # the one at which `long_from_end` divides work tiles
 # `decode_cluster`: kB per us that an SM and the whole GPU read, and the cost of clusters, as its launcher expects.
@@ -96,12 +94,6 @@ def long_from_end_terms(problem: Problem, sms: int) -> Terms:
 def _long_terms(plan: _LongPlan, problem: Problem) -> Terms:
     products = [plan.products if plan.running == each else 0 for each in LONG_RUNNING]
     return [1, *products, plan.tiles, plan.is_split, plan.longest / 1000, *problem.memory(), plan.pairs / 1e6]
-
-
-def e4m3_terms(problem: Problem, sms: int, shapes: _Shapes) -> Terms:
-    """The rungs of `fp8_wgmma`, each with one shape for each head_dim."""
-    plan = _chosen(problem, sms, shapes)
-    return [1, plan.products, plan.tiles, plan.longest / 1000, *problem.memory()]
 
 
 class _LongPlan(NamedTuple):
@@ -252,7 +244,5 @@ RUNGS: dict[str, Callable[[Problem, int], Terms]] = {
     "long_from_end": long_from_end_terms,
     "decode_cluster": lambda problem, sms: decode_terms(problem, sms, most_clusters=MAX_CLUSTERS),
     "decode_one_cluster": lambda problem, sms: decode_terms(problem, sms, most_clusters=1),
-    "fp8_overlap": lambda problem, sms: e4m3_terms(problem, sms, E4M3_WIDE),
-    "fp8_max": lambda problem, sms: e4m3_terms(problem, sms, E4M3_TALL),
 }
 FEW_QUERIES = ("decode_cluster", "decode_one_cluster")  # a mask hides next to nothing from few queries
