@@ -82,6 +82,23 @@ def test_few_queries_with_special_values(dtype: Dtype, data: str) -> None:
         assert [used for kernel in kernels_for(seq_k) if (used := most_used(kernel, inputs, truth)) >= MAX_USED] == []
 
 
+@EACH_DTYPE
+def test_a_row_of_equal_columns_may_be_off_by_one_step(dtype: Dtype) -> None:
+    """With a V full of ones, rounding a P that outweighs all others makes O 1 - ulp / 2 in all columns of a row."""
+    inputs = few_queries(dtype, 64, 16, 512)
+    inputs = inputs._replace(v=torch.ones_like(inputs.v), scale=8 * inputs.scale)
+    truth = make_truth(inputs)
+    kernel = Kernel(STEP_KEYS, lazy=LAZY)
+    out = simulate(inputs, kernel)
+    steps = (1 - out.double()).amax(-1) / (torch.finfo(out.dtype).eps / 2)
+
+    assert float(steps.max()) == 1.0
+    assert most_used(kernel, inputs, truth) < MAX_USED
+    out[0, 0, 0] = 1 - torch.finfo(out.dtype).eps
+    row_rms = next(bound for bound in check_output(out, truth, "same_precision").bounds if bound.name == "row rms")
+    assert not row_rms.holds
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @EACH_DTYPE
 @EACH_LENGTH
