@@ -36,8 +36,13 @@ _REFUSALS = (
     r"terminated before first instrumented API call",
     r"Insufficient driver|driver version is insufficient",
 )
-# racecheck does not track copies by the TMA unit, nor accesses to the shared memory of other blocks of a cluster.
-_ASYNC_OPCODES = ("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "UCGABAR_ARV", "UCGABAR_WAIT", "STAS")
+_TMA_OPCODES = ("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED")
+_CLUSTER_OPCODES = ("UCGABAR_ARV", "UCGABAR_WAIT", "STAS")
+# What a tool does not track.  To initcheck, memory that the TMA unit has written is not initialised.
+_UNTRACKED = {
+    "racecheck": ("TMA copies and clusters", (*_TMA_OPCODES, *_CLUSTER_OPCODES)),
+    "initcheck": ("TMA copies", _TMA_OPCODES),
+}
 
 EXTRA_FLAGS: dict[str, tuple[str, ...]] = {
     "memcheck": ("--padding", str(PADDING_BYTES)),
@@ -63,15 +68,13 @@ def find_sanitizer() -> tuple[Path, str] | None:
 
 
 def not_covered(tool: str, build: Build | None) -> str | None:
-    """The reason why a run without findings would not show that this build is correct; None if it would."""
-    if tool != "racecheck" or build is None:
+    """The reason why the findings of a run would not show whether this build is correct; None if they would."""
+    if tool not in _UNTRACKED or build is None:
         return None
-    opcodes = {opcode for kernel in build.kernels for opcode in kernel.instructions}
-    untracked = [opcode for opcode in _ASYNC_OPCODES if opcode in opcodes]
-    if not untracked:
-        return None
-    listed = ", ".join(untracked)
-    return f"not covered by racecheck, which does not track TMA copies and clusters ({listed} in the machine code)"
+    what, opcodes = _UNTRACKED[tool]
+    used = {opcode for kernel in build.kernels for opcode in kernel.instructions}
+    listed = ", ".join(opcode for opcode in opcodes if opcode in used)
+    return f"not covered by {tool}, which does not track {what} ({listed} in the machine code)" if listed else None
 
 
 def sanitize(tool: str, child: SanitizedChild) -> Sanitized:

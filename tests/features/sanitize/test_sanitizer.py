@@ -97,11 +97,17 @@ def test_no_summary_is_not_zero() -> None:
     assert [None, 0, 3] == [summary_count(text) for text in ("=", "ERROR SUMMARY: 0 errors", both)]
 
 
-def test_tma_is_not_covered_by_racecheck() -> None:
-    """TMA code is not covered by racecheck; other tools and other code are."""
-    tma = msgspec.structs.replace(BUILD, kernels=(msgspec.structs.replace(KERNEL, instructions={"UTMALDG": 2}),))
-    assert "UTMALDG" in (not_covered("racecheck", tma) or "")
-    assert [None] * 3 == [not_covered("memcheck", tma), not_covered("racecheck", BUILD), not_covered("racecheck", None)]
+def test_tma_and_clusters_are_not_covered() -> None:
+    """Neither racecheck nor initcheck covers TMA copies, and racecheck no clusters; other code is covered."""
+    tma, cluster = (
+        msgspec.structs.replace(BUILD, kernels=(msgspec.structs.replace(KERNEL, instructions={opcode: 2}),))
+        for opcode in ("UTMASTG", "STAS")
+    )
+    for tool in ("racecheck", "initcheck"):
+        assert "(UTMASTG in the machine code)" in (not_covered(tool, tma) or "")
+        assert (not_covered(tool, BUILD), not_covered(tool, None)) == (None, None)
+    assert "STAS" in (not_covered("racecheck", cluster) or "")
+    assert (not_covered("initcheck", cluster), not_covered("memcheck", tma)) == (None, None)
 
 
 def test_suppressed_findings_are_listed_and_counted() -> None:
