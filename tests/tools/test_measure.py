@@ -740,6 +740,22 @@ def test_files_have_their_origin_too(root: Path, capsys: pytest.CaptureFixture[s
     assert plan_of(root).pieces == ()
 
 
+def test_a_file_of_this_commit_is_done_without_a_repository(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the tree with a stamp cannot say what changed since a commit, but knows its own."""
+    monkeypatch.setitem(FILES, "noise.json", MeasuredFile((), 1, ("README.md",)))
+    (root / "README.md").write_text(
+        "<!-- fa-file profiles/nvidia-h200/noise.json -->\n<!-- /fa-file -->\n", encoding="utf-8"
+    )
+    (root / "profiles" / "nvidia-h200").mkdir(parents=True)
+    source = Source(commit(root), dirty=False, origin="stamp")
+    origin = FileOrigin(ENVIRONMENT, source, "2026-11-29T00:00:00")
+    (root / "profiles" / "nvidia-h200" / "noise.json").write_bytes(msgspec.json.encode(origin))
+    shutil.rmtree(root / ".git")
+    assert make_plan(ShownPages(root), source).pieces == ()
+    (piece,) = make_plan(ShownPages(root), msgspec.structs.replace(source, commit="0" * 40)).pieces
+    assert piece.file == "profiles/nvidia-h200/noise.json"
+
+
 @pytest.mark.parametrize(
     ("page", "words"),
     [

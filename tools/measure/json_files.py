@@ -48,7 +48,7 @@ FILES = {
         environment=(("FA_SAVE_PIPES", "{profiles}"),),
     ),
     "unseen.json": MeasuredFile(
-        ("-m", "kernels.auto.measure", "--unseen", "--profiles={profiles}"), 300, ("kernels/auto/*.py",), tuple(RUNGS)
+        ("-m", "kernels.auto.measure", "--unseen", "--profiles={profiles}"), 60, ("kernels/auto/*.py",), tuple(RUNGS)
     ),
 }
 
@@ -57,3 +57,14 @@ def read_origin(path: Path) -> FileOrigin | None:
     """The origin of a file; None if there is no such file.  Raises `UnreadableRecords` if it cannot be read."""
     remedy = f"measure it again with `python {' '.join(FILES[path.name].arguments).format(profiles='profiles')}`"
     return read_content(path, lambda data: msgspec.json.decode(data, type=FileOrigin), remedy)
+
+
+def is_of_commit(path: Path, source: Source) -> bool:
+    """Whether a file was measured at the commit of these sources, without changes, also where there is no repository.
+
+    Raises `UnreadableRecords` if it cannot be read.
+    """
+    origin = read_origin(path)
+    if origin is None or origin.source is None or source.commit is None:
+        return False
+    return (origin.source.commit, origin.source.dirty) == (source.commit, False)

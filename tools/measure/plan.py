@@ -12,7 +12,7 @@ from pytest_fa.features.gate.gated import Gate
 from pytest_fa.records.origin import has_no_second_clock
 from pytest_fa.records.record import Record, Source
 from tools.measure.faults import file_faults, origin_of_record, row_faults
-from tools.measure.json_files import FILES
+from tools.measure.json_files import FILES, is_of_commit
 from tools.measure.tables import PageTable, ShownPages, ShownResult, groups_of
 
 LIMIT_SECONDS = 600.0  # of one piece; then it is interrupted
@@ -93,7 +93,11 @@ def make_plan(
         group for group in groups_of(tables) if any(row_faults(table, pages.variants, history) for table in group)
     ]
     files = dict.fromkeys(file for table in tables for file in table.files)
-    old_files = [file for file in files if any(file_faults(file, pages.variants, history))]
+    old_files = [
+        file
+        for file in files
+        if not is_of_commit(pages.root / file, source) and any(file_faults(file, pages.variants, history))
+    ]
     shares = _shared_out(groups, old_files, source, cards, recorded)
     pieces = [
         piece._replace(card=card)
