@@ -40,6 +40,7 @@ _SYSTEMATIC_GAIN = {torch.float16: 3e-5, torch.bfloat16: 2.4e-4}
 # loses 2.7e-5 with 16 keys per addition, and 5.0e-5 with 8.
 _SYSTEMATIC_GAIN_PER_KEY = 2.0**-24 / 16
 _TINY = 1e-300  # replaces an RMS of 0 in a denominator
+_BARELY_MORE = 1 + 2.0**-30  # float64 sums may give 1 - 2^-53 for 1, whose ulp is half of that of 1
 
 
 class Errors(NamedTuple):
@@ -70,7 +71,7 @@ def same_precision(errors: Errors) -> PolicyResult:
       the same size but another value.  u/2 is the largest error of one rounding of the output to nearest; the rest is
       for a P that outweighs all others, where a kernel does not always rescale to the latest maximum.
     - rms: RMS(error) <= 1.5R + u/8.  An RMS over many elements varies less than a maximum, so the factor is smaller.
-      u/8 allows for the same rounding.
+      u/8 allows for the same rounding; in rows whose elements are all rounded alike, 3/4 ulp does.  See `_steps`.
     - row rms: the same for each row, in proportion to the row's own size.  See `_rows`.
     - gain: |gain - 1| <= 20 `_gain_noise` + `_systematic_gain` for each head.  The gain is the factor g for which
       g * truth fits the output best in least squares.  It averages over S_q * D elements, so that it reveals systematic
@@ -89,7 +90,7 @@ def same_precision(errors: Errors) -> PolicyResult:
     if errors.dtype == torch.float32:
         return _float32(errors, errors.truth.float32_error)
     ideal = errors.truth.same_precision - errors.truth.out  # the error of an ideal kernel
-    u = ulp(float(errors.truth.out.abs().max()), errors.dtype)
+    u = ulp(float(errors.truth.out.abs().max()) * _BARELY_MORE, errors.dtype)
     noise, lost = (_per_row(errors.truth, figure) for figure in (errors.truth.row_noise, errors.truth.row_lost))
     ideal_rms = math.hypot(rms(ideal), rms(noise))
     expected = _expected_rows(errors, ideal, ideal_rms).hypot(noise.hypot(lost))
@@ -100,7 +101,7 @@ def same_precision(errors: Errors) -> PolicyResult:
     bounds = (
         _finite(errors),
         _bound("max", float(errors.error.abs().max()), max_allowed),
-        _bound("rms", rms(errors.error), 1.5 * room * ideal_rms + u / 8),
+        _bound("rms", rms(errors.error), max(1.5 * room * ideal_rms + u / 8, rms(_steps(errors)))),
         _rows(errors, expected),
         _gain(errors, gain_noise + _systematic_gain(errors)),
     )
@@ -234,9 +235,7 @@ def _finite(errors: Errors) -> Bound:
 def _rows(errors: Errors, expected: torch.Tensor) -> Bound:
     """Bound the RMS error of each row: rms(error row) <= 5 max(rms(reference's error row), r size) + ulp(max|row|) / 8.
 
-    Where all columns of the row of truth are alike, to 1/8 ulp, the bound is at least 3/4 ulp, as in `max`, because all
-    are rounded alike.  With a V full of ones, the reference has no error, but a right kernel that does not always
-    rescale to the latest maximum may be off by one step.
+    The bound is at least `_steps`.
 
     Gradients have another factor, `Truth.row_factor`, and sqrt(max(...)^2 + noise^2) in place of the maximum, with
     `noise`, [batch, heads, seq_q].
@@ -256,11 +255,20 @@ def _rows(errors: Errors, expected: torch.Tensor) -> Bound:
     number and not an average, and right kernels use up to 0.59.  Hence the factor is 5 and not 3.
     """
     truth, factor = errors.truth.out, errors.truth.row_factor
-    u = ulps(truth.abs().amax(-1), errors.dtype)  # [b, h, seq_q]
-    u_from_above = ulps(truth.abs().amax(-1) * (1 + 2.0**-30), errors.dtype)  # of a 1 that float64 has as 1 - 2^-53
-    are_alike = truth.amax(-1) - truth.amin(-1) <= u / 8
-    allowed = (factor * expected + u / 8).maximum(0.75 * u_from_above * are_alike)
+    allowed = (factor * expected + ulps(truth.abs().amax(-1), errors.dtype) / 8).maximum(_steps(errors))
     return _worst("row rms", _row_rms(errors.error), allowed)
+
+
+def _steps(errors: Errors) -> torch.Tensor:
+    """3/4 ulp of each row whose exact elements differ by at most 1/8 ulp, and 0 of others, [batch, heads, seq_q].
+
+    The elements of such a row are all rounded alike.  With a V full of ones, the reference has no error, but a right
+    kernel that does not always rescale to the latest maximum may be off by one step.  Rows of zeros are not rounded.
+    """
+    truth = errors.truth.out
+    largest = truth.abs().amax(-1)
+    are_alike = (truth.amax(-1) - truth.amin(-1) <= ulps(largest, errors.dtype) / 8) & (largest > 0)
+    return 0.75 * ulps(largest * _BARELY_MORE, errors.dtype) * are_alike
 
 
 def _expected_rows(errors: Errors, ideal: torch.Tensor, ideal_rms: float) -> torch.Tensor:

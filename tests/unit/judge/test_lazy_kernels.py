@@ -99,6 +99,16 @@ def test_a_row_of_equal_columns_may_be_off_by_one_step(dtype: Dtype) -> None:
     assert not row_rms.holds
 
 
+def test_a_single_row_of_equal_columns_may_be_off_by_one_step() -> None:
+    """The same where the row is the whole output, and float64 has its exact value as 1 - 2^-53."""
+    inputs = make_inputs(parse_case("b1h2s1d64-fp16-sk256-seed1742"), CPU)
+    inputs = inputs._replace(v=torch.ones_like(inputs.v), scale=6 * inputs.scale)
+    kernel = Kernel(STEP_KEYS, lazy=LAZY)
+
+    assert float(simulate(inputs, kernel).double().min()) == 1 - 2.0**-11
+    assert most_used(kernel, inputs, make_truth(inputs)) < MAX_USED
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @EACH_DTYPE
 @EACH_LENGTH
