@@ -4,8 +4,8 @@ step:    calls the rung that is expected to be the fastest for the problem, by w
 because: no single kernel is fastest at 64 keys and at 16384 keys, with a mask and without, on every GPU
 expect:  the time of the fastest rung; call_us as that of the rung, because a choice is made once per problem
 
-Expected times are those of `costs.py`.  Where a rung refuses the call, the next one is tried.  The CPU, and a GPU that
-no rung runs on, get the variants of `OTHERS`, in order.
+Expected times are those of `costs.py`.  Where a rung refuses the call, the next one is tried.  The variants of `OTHERS`
+come last, in order.  A call in e4m3, the CPU, and a GPU that no rung runs on get only these.
 """
 
 from __future__ import annotations

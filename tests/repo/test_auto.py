@@ -341,3 +341,13 @@ def test_where_the_first_refuses_the_next_one_answers(monkeypatch: pytest.Monkey
     q, k, v = tensors(60)
     expected = torch.softmax(q.double() @ k.double().mT * scale, -1) @ v.double()
     assert float((entry.choose_and_call(q, k, v, scale=scale).double() - expected).abs().max()) < 2e-3
+
+
+def test_e4m3_gets_fp8_stages() -> None:
+    """It comes first of the variants without costs, and takes each case that `auto_e4m3` takes."""
+    variants = discover((REPOSITORY / "kernels",)).variants
+    cases = [case for case in SUITES["fp8"] if variants["auto_e4m3"].refuses(case) is None]
+
+    assert next(iter(entry.OTHERS)) == "fp8_stages"
+    assert cases
+    assert [case.id for case in cases if variants["fp8_stages"].refuses(case)] == []

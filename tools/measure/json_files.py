@@ -60,7 +60,7 @@ def read_origin(path: Path) -> FileOrigin | None:
 
 
 def is_of_commit(path: Path, source: Source) -> bool:
-    """Whether a file was measured at the commit of these sources, without changes, also where there is no repository.
+    """Whether a file was measured at the commit of these sources, from a clean tree.  This needs no repository.
 
     Raises `UnreadableRecords` if it cannot be read.
     """

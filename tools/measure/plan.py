@@ -84,6 +84,7 @@ def make_plan(
     """What is left to measure of `source` on these cards, of which None is not known yet.
 
     A table is done if none of its rows is at fault: all are of one card and of one commit with the sources of today.
+    A file is also done if it was measured at this commit.
     Tables that share a result have one record of it, so one card does them together.  Until they are done, what that
     card has measured of this commit is kept.  Raises `FaError` for what cannot be read.
     """

@@ -38,7 +38,8 @@ _REFUSALS = (
 )
 _TMA_OPCODES = ("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED")
 _CLUSTER_OPCODES = ("UCGABAR_ARV", "UCGABAR_WAIT", "STAS")
-# What a tool does not track.  To initcheck, memory that the TMA unit has written is not initialised.
+# What a tool does not track.  initcheck takes memory that the TMA unit wrote for uninitialised, and does not see what
+# the unit reads.
 _UNTRACKED = {
     "racecheck": ("TMA copies and clusters", (*_TMA_OPCODES, *_CLUSTER_OPCODES)),
     "initcheck": ("TMA copies", _TMA_OPCODES),
