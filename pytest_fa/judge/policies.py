@@ -98,11 +98,12 @@ def same_precision(errors: Errors) -> PolicyResult:
     if errors.truth.row_noise is not None:
         gain_noise, room = gain_noise.maximum(2.5 * _gain_of_rows(errors, expected)), _room(expected)
     max_allowed = 2 * room * float(ideal.abs().max()) + 8 * float(noise.max()) + 0.75 * u
+    steps = _steps(errors)
     bounds = (
         _finite(errors),
         _bound("max", float(errors.error.abs().max()), max_allowed),
-        _bound("rms", rms(errors.error), max(1.5 * room * ideal_rms + u / 8, rms(_steps(errors)))),
-        _rows(errors, expected),
+        _bound("rms", rms(errors.error), max(1.5 * room * ideal_rms + u / 8, rms(steps))),
+        _rows(errors, expected, steps),
         _gain(errors, gain_noise + _systematic_gain(errors)),
     )
     return PolicyResult(bounds, max_allowed)
@@ -232,10 +233,10 @@ def _finite(errors: Errors) -> Bound:
     return _bound("finite", float((~errors.out.isfinite()).sum()), 0.0)
 
 
-def _rows(errors: Errors, expected: torch.Tensor) -> Bound:
+def _rows(errors: Errors, expected: torch.Tensor, steps: torch.Tensor) -> Bound:
     """Bound the RMS error of each row: rms(error row) <= 5 max(rms(reference's error row), r size) + ulp(max|row|) / 8.
 
-    The bound is at least `_steps`.
+    The bound is at least `steps`; see `_steps`.
 
     Gradients have another factor, `Truth.row_factor`, and sqrt(max(...)^2 + noise^2) in place of the maximum, with
     `noise`, [batch, heads, seq_q].
@@ -255,7 +256,7 @@ def _rows(errors: Errors, expected: torch.Tensor) -> Bound:
     number and not an average, and right kernels use up to 0.59.  Hence the factor is 5 and not 3.
     """
     truth, factor = errors.truth.out, errors.truth.row_factor
-    allowed = (factor * expected + ulps(truth.abs().amax(-1), errors.dtype) / 8).maximum(_steps(errors))
+    allowed = (factor * expected + ulps(truth.abs().amax(-1), errors.dtype) / 8).maximum(steps)
     return _worst("row rms", _row_rms(errors.error), allowed)
 
 

@@ -82,7 +82,8 @@ def test_truth_that_is_not_finite_fails(broken: str) -> None:
 # -- the bounds by their formulas -------------------------------------------------------------------------------------
 
 ROWS, DIMS, SEQ_K = 4, 16, 2**15
-Y = 2.0**-7  # the magnitude of the same-precision reference's error in every element
+# The magnitude of the same-precision reference's error in every element, so large that one step of an element is less.
+Y = 2.0**-7
 SIGNS = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(DIMS // 2)
 U = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}  # ulp(1)
 SYSTEMATIC_GAIN = {torch.float16: 3e-5, torch.bfloat16: 2.4e-4}
